@@ -5,7 +5,7 @@
 #include "core/collectives/direct.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
 
 namespace dsgd {
@@ -31,10 +31,10 @@ Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers) {
   return workers > kDirectWorkers ? Algorithm::kRing : Algorithm::kDirect;
 }
 
-Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape,
+Result<std::unique_ptr<Task>> make_all_reduce(Operations& operations, transport::BulkHeader shape,
                                               const AlgorithmChoice& choice, AllReducePlan plan,
                                               Task::Done done, std::shared_ptr<const Group> group) {
-  if (!group) group = mesh.world();
+  if (!group) group = operations.peers().members().world();
   const Algorithm algorithm = algorithm_of(choice, group->size());
   shape.algorithm = static_cast<uint8_t>(algorithm);
   const size_t element = dtype_size(plan.dtype);
@@ -47,17 +47,17 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
   if (algorithm == Algorithm::kScheduled) {
     auto schedule = choice.registered->schedule(group->own_place, group->size(), plan.count);
     if (!schedule.ok()) return schedule.status();
-    shape.tag = Scheduled::tag(mesh, *schedule.value());
+    shape.tag = Scheduled::tag(operations, *schedule.value());
     done = finish_all(plan, std::move(done));
-    return std::unique_ptr<Task>(
-        std::make_unique<Scheduled>(mesh, shape, ScheduledPlan{schedule.value(), element, plan.data, add},
-                                    std::move(done), std::move(group)));
+    return std::unique_ptr<Task>(std::make_unique<Scheduled>(
+        operations, shape, ScheduledPlan{schedule.value(), element, plan.data, add}, std::move(done),
+        std::move(group)));
   }
   if (algorithm == Algorithm::kRing) {
-    shape.tag = mesh.chunk_bytes();
+    shape.tag = operations.peers().chunk_bytes();
     done = finish_all(plan, std::move(done));
     return std::unique_ptr<Task>(std::make_unique<Ring>(
-        mesh, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done), std::move(group)));
+        operations, shape, RingPlan{plan.count, element, plan.data, add}, std::move(done), std::move(group)));
   }
   DirectPlan direct;
   direct.slices = slices_between(balanced_slices(plan.count, group->size()));
@@ -66,9 +66,9 @@ Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader 
   direct.ordered = is_floating(plan.dtype);
   direct.add = add;
   direct.transform = std::move(plan.finish);
-  shape.tag = Direct::tag(mesh, direct);
-  return std::unique_ptr<Task>(
-      std::make_unique<Direct>(mesh, shape, std::move(direct), false, std::move(done), std::move(group)));
+  shape.tag = Direct::tag(operations, direct);
+  return std::unique_ptr<Task>(std::make_unique<Direct>(operations, shape, std::move(direct), false,
+                                                        std::move(done), std::move(group)));
 }
 
 }  // namespace dsgd

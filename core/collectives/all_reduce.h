@@ -35,7 +35,7 @@ struct AllReducePlan {
 
 // `shape`: all fields but algorithm and tag. Fails only if a registered algorithm gives no valid schedule for
 // this size.
-Result<std::unique_ptr<Task>> make_all_reduce(Mesh& mesh, transport::BulkHeader shape,
+Result<std::unique_ptr<Task>> make_all_reduce(Operations& operations, transport::BulkHeader shape,
                                               const AlgorithmChoice& choice, AllReducePlan plan,
                                               Task::Done done, std::shared_ptr<const Group> group = nullptr);
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
@@ -20,14 +20,14 @@ class Broadcast::Sink final : public transport::BulkSink {
   }
 };
 
-Broadcast::Broadcast(Mesh& mesh, const BulkHeader& shape, std::span<std::byte> data, Done done)
-    : Task(mesh, shape, std::move(done)),
+Broadcast::Broadcast(Operations& operations, const BulkHeader& shape, std::span<std::byte> data, Done done)
+    : Task(operations, shape, std::move(done)),
       data_(data),
-      rank_(mesh.rank()),
-      size_(mesh.size()),
+      rank_(operations.peers().rank()),
+      size_(operations.peers().size()),
       position_((rank_ - shape.root + size_) % size_),
       small_(data.size() <= transport::kSmallBytes),
-      chunk_(small_ ? transport::kSmallBytes : mesh.chunk_bytes()),
+      chunk_(small_ ? transport::kSmallBytes : operations.peers().chunk_bytes()),
       have_((data.size() + chunk_ - 1) / chunk_, position_ == 0),
       to_receive_(position_ == 0 ? 0 : have_.size()),
       sink_(std::make_unique<Sink>()) {}
@@ -35,10 +35,10 @@ Broadcast::Broadcast(Mesh& mesh, const BulkHeader& shape, std::span<std::byte> d
 Broadcast::~Broadcast() = default;
 
 void Broadcast::start() {
-  if (position_ != 0 && !Mesh::is_first(operation())) {  // else the mesh sends it to all peers
+  if (position_ != 0 && !is_first_of_call(operation())) {  // else `Operations` sends it to all peers
     BulkHeader header = shape_;
     header.phase = kSignaturePhase;
-    mesh_.send_small(shape_.root, header, {});
+    operations_.send_small(shape_.root, header, {});
   }
   for (size_t chunk = 0; position_ == 0 && chunk < have_.size(); ++chunk) forward(chunk);
   check_end();
@@ -50,14 +50,14 @@ void Broadcast::forward(size_t chunk) {
   const auto data = data_.subspan(header.offset, std::min(chunk_, data_.size() - header.offset));
   if (small_) {
     for (int32_t hop = 1; position_ == 0 && hop < size_; ++hop)
-      mesh_.send_small((rank_ + hop) % size_, header, data);
+      operations_.send_small((rank_ + hop) % size_, header, data);
     return;
   }
   if (position_ + 1 == size_) return;
   const int32_t next = (rank_ + 1) % size_;
-  if (data.size() <= transport::kSmallBytes) return mesh_.send_small(next, header, data);
+  if (data.size() <= transport::kSmallBytes) return operations_.send_small(next, header, data);
   ++sends_;
-  mesh_.send(next, header, data, [this](const Status&) {
+  operations_.send(next, header, data, [this](const Status&) {
     --sends_;
     check_end();
   });

@@ -8,7 +8,7 @@ namespace dsgd {
 
 class Broadcast final : public Task {
  public:
-  Broadcast(Mesh& mesh, const transport::BulkHeader& shape, std::span<std::byte> data, Done done);
+  Broadcast(Operations& operations, const transport::BulkHeader& shape, std::span<std::byte> data, Done done);
   ~Broadcast() override;
 
   void start() override;

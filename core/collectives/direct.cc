@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
@@ -26,24 +26,24 @@ std::vector<Slice> slices_between(const std::vector<size_t>& bounds) {
   return slices;
 }
 
-Direct::Direct(Mesh& mesh, const BulkHeader& shape, DirectPlan plan, bool hold, Done done,
+Direct::Direct(Operations& operations, const BulkHeader& shape, DirectPlan plan, bool hold, Done done,
                std::shared_ptr<const Group> group)
-    : Task(mesh, shape, std::move(done), std::move(group)),
+    : Task(operations, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
       hold_(hold),
       rank_(group_->own_place),
       size_(group_->size()) {
-  chunk_ = mesh.chunk_bytes() / std::max(plan_.element, plan_.result_element);
+  chunk_ = operations.peers().chunk_bytes() / std::max(plan_.element, plan_.result_element);
   first_ = plan_.slices[rank_].begin;
   if (!plan_.own) plan_.own = plan_.data + first_ * plan_.element;
 }
 
-uint64_t Direct::tag(const Mesh& mesh, const DirectPlan& plan) {
+uint64_t Direct::tag(const Operations& operations, const DirectPlan& plan) {
   uint64_t hash = 1469598103934665603ull;  // FNV-1a over the numbers
   auto mix = [&hash](uint64_t value) {
     for (int i = 0; i < 8; ++i) hash = (hash ^ ((value >> (8 * i)) & 255)) * 1099511628211ull;
   };
-  mix(mesh.chunk_bytes());
+  mix(operations.peers().chunk_bytes());
   mix(plan.element * 16 + plan.result_element);
   mix(plan.reduce * 2 + plan.gather);
   for (const std::vector<Slice>* slices : {&plan.slices, &plan.parts}) {

@@ -43,7 +43,7 @@ std::vector<Slice> slices_between(const std::vector<size_t>& bounds);
 class Direct final : public Task {
  public:
   // `hold`: sums are made but not transformed until release() is called (a step's header must come first).
-  Direct(Mesh& mesh, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done,
+  Direct(Operations& operations, const transport::BulkHeader& shape, DirectPlan plan, bool hold, Done done,
          std::shared_ptr<const Group> group = nullptr);
   void release();
 
@@ -55,7 +55,7 @@ class Direct final : public Task {
   void drop_chunks(const Status& cause) override;
 
   // Returns a digest of the other properties that must agree, for the shape's tag.
-  static uint64_t tag(const Mesh& mesh, const DirectPlan& plan);
+  static uint64_t tag(const Operations& operations, const DirectPlan& plan);
 
  private:
   enum Phase : uint16_t { kReduce = 0, kGather = 1 };

@@ -1,13 +1,13 @@
 #include "core/collectives/exchange.h"
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
-Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done,
-                   std::shared_ptr<const Group> group, bool optional)
+Exchange::Exchange(Operations& operations, const transport::BulkHeader& shape, std::vector<std::byte> mine,
+                   Gathered done, std::shared_ptr<const Group> group, bool optional)
     : Task(
-          mesh, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); },
+          operations, shape, [this, done = std::move(done)](const Status& status) { done(status, parts_); },
           std::move(group)),
       parts_(group_->size()),
       have_(group_->size(), 0),
@@ -20,8 +20,9 @@ Exchange::Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<s
 void Exchange::start() {
   const int32_t size = group_->size(), own = group_->own_place;
   if (parts_[own].size() > transport::kSmallBytes) {  // fail now instead of at the deadline
-    return mesh_.fail(*this, Status(Code::kInternal, name() + ": " + std::to_string(parts_[own].size()) +
-                                                         " bytes are too many for an exchange in one hop"));
+    return operations_.fail(*this,
+                            Status(Code::kInternal, name() + ": " + std::to_string(parts_[own].size()) +
+                                                        " bytes are too many for an exchange in one hop"));
   }
   for (int32_t hop = 1; hop < size; ++hop) {  // each worker begins with another peer
     send_small((own + hop) % size, shape_, parts_[own]);

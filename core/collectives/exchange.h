@@ -12,8 +12,8 @@ class Exchange final : public Task {
   // Bytes of each worker, by place; valid during the call.
   using Gathered = std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)>;
   // `optional`: workers that closed their session before this call are skipped; their bytes are empty.
-  Exchange(Mesh& mesh, const transport::BulkHeader& shape, std::vector<std::byte> mine, Gathered done,
-           std::shared_ptr<const Group> group = nullptr, bool optional = false);
+  Exchange(Operations& operations, const transport::BulkHeader& shape, std::vector<std::byte> mine,
+           Gathered done, std::shared_ptr<const Group> group = nullptr, bool optional = false);
   // Sizes may differ from rank to rank; a size that must be equal belongs into the shape.
 
   void start() override;

@@ -4,22 +4,23 @@
 #include <cstring>
 
 #include "core/collectives/direct.h"
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-Ring::Ring(Mesh& mesh, const BulkHeader& shape, RingPlan plan, Done done, std::shared_ptr<const Group> group)
-    : Task(mesh, shape, std::move(done), std::move(group)),
+Ring::Ring(Operations& operations, const BulkHeader& shape, RingPlan plan, Done done,
+           std::shared_ptr<const Group> group)
+    : Task(operations, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
       rank_(group_->own_place),
       size_(group_->size()),
       rounds_(2 * (size_ - 1)),
       left_((rank_ + size_ - 1) % size_),
       right_((rank_ + 1) % size_),
-      chunk_(mesh.chunk_bytes() / plan_.element),
+      chunk_(operations.peers().chunk_bytes() / plan_.element),
       bounds_(balanced_slices(plan_.count, size_)) {}
 
 // Rounds 0 .. W-2 reduce: in round s this worker sends slice rank - s and adds slice rank - s - 1. It then

@@ -17,7 +17,7 @@ struct RingPlan {
 
 class Ring final : public Task {
  public:
-  Ring(Mesh& mesh, const transport::BulkHeader& shape, RingPlan plan, Done done,
+  Ring(Operations& operations, const transport::BulkHeader& shape, RingPlan plan, Done done,
        std::shared_ptr<const Group> group = nullptr);
 
   void start() override;

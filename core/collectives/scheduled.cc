@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
@@ -14,14 +14,14 @@ using transport::BulkReceipt;
 // copies would exist at once.
 constexpr size_t kCopied = 4096;
 
-Scheduled::Scheduled(Mesh& mesh, const BulkHeader& shape, ScheduledPlan plan, Done done,
+Scheduled::Scheduled(Operations& operations, const BulkHeader& shape, ScheduledPlan plan, Done done,
                      std::shared_ptr<const Group> group)
-    : Task(mesh, shape, std::move(done), std::move(group)),
+    : Task(operations, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
-      chunk_(mesh.chunk_bytes() / plan_.element) {}
+      chunk_(operations.peers().chunk_bytes() / plan_.element) {}
 
-uint64_t Scheduled::tag(const Mesh& mesh, const Schedule& schedule) {
-  return schedule.digest ^ mesh.chunk_bytes();
+uint64_t Scheduled::tag(const Operations& operations, const Schedule& schedule) {
+  return schedule.digest ^ operations.peers().chunk_bytes();
 }
 
 void Scheduled::start() {

@@ -17,7 +17,7 @@ struct ScheduledPlan {
 
 class Scheduled final : public Task {
  public:
-  Scheduled(Mesh& mesh, const transport::BulkHeader& shape, ScheduledPlan plan, Done done,
+  Scheduled(Operations& operations, const transport::BulkHeader& shape, ScheduledPlan plan, Done done,
             std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
@@ -28,7 +28,7 @@ class Scheduled final : public Task {
   void drop_chunks(const Status& cause) override;
 
   // Returns a digest of the schedule, for the tag of the shape.
-  static uint64_t tag(const Mesh& mesh, const Schedule& schedule);
+  static uint64_t tag(const Operations& operations, const Schedule& schedule);
 
  private:
   struct State {

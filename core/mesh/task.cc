@@ -1,7 +1,7 @@
 #include "core/mesh/task.h"
 
 #include "core/base/text.h"
-#include "core/mesh/mesh.h"
+#include "core/mesh/operations.h"
 
 namespace dsgd {
 
@@ -76,8 +76,12 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
   return text + ')';
 }
 
-Task::Task(Mesh& mesh, const transport::BulkHeader& shape, Done done, std::shared_ptr<const Group> group)
-    : mesh_(mesh), shape_(shape), group_(group ? std::move(group) : mesh.world()), done_(std::move(done)) {}
+Task::Task(Operations& operations, const transport::BulkHeader& shape, Done done,
+           std::shared_ptr<const Group> group)
+    : operations_(operations),
+      shape_(shape),
+      group_(group ? std::move(group) : operations.peers().members().world()),
+      done_(std::move(done)) {}
 
 std::vector<int32_t> Task::missing_ranks() const {
   std::vector<int32_t> ranks = missing();
@@ -87,34 +91,35 @@ std::vector<int32_t> Task::missing_ranks() const {
 
 void Task::send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
                 std::function<void(const Status&)> done) {
-  mesh_.send(group_->ranks[place], header, data, std::move(done));
+  operations_.send(group_->ranks[place], header, data, std::move(done));
 }
 
 void Task::send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data) {
-  mesh_.send_small(group_->ranks[place], header, data);
+  operations_.send_small(group_->ranks[place], header, data);
 }
 
 std::string Task::name() const {
   if (!name_.empty()) return name_;
   return std::string(kind_name(static_cast<Kind>(shape_.kind))) + " (" +
-         Mesh::call_name(Mesh::call_of(shape_.operation)) + ")";
+         call_name(call_of(shape_.operation)) + ")";
 }
 
 void Task::end(const Status& status) {
-  if (ended_ || (status.ok() && !mesh_.finish(*this))) return;
+  if (ended_ || (status.ok() && !operations_.finish(*this))) return;
   ended_ = true;
-  mesh_.ended(*this, status);
+  operations_.ended(*this, status);
 }
 
 void Task::protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes) {
   const int32_t source = group_->ranks[place];
-  mesh_.fail(*this, Status(Code::kInternal,
-                           name() + ": " + mesh_.member_name(source) + " sent " + std::to_string(nbytes) +
-                               " bytes at offset " + std::to_string(header.offset) + " of phase " +
-                               std::to_string(header.phase) +
-                               ", outside what was agreed; all workers must run the same dsgd version")
-                        .with_rank(source)
-                        .with_operation(name()));
+  operations_.fail(*this,
+                   Status(Code::kInternal,
+                          name() + ": " + operations_.peers().members().name(source) + " sent " +
+                              std::to_string(nbytes) + " bytes at offset " + std::to_string(header.offset) +
+                              " of phase " + std::to_string(header.phase) +
+                              ", outside what was agreed; all workers must run the same dsgd version")
+                       .with_rank(source)
+                       .with_operation(name()));
 }
 
 }  // namespace dsgd

@@ -1,5 +1,5 @@
 // A task is one collective operation on this worker: a small state machine on the session's loop that sends
-// chunks through the mesh, takes what arrives, and ends once. Tasks with the same operation number on all
+// chunks, takes what arrives, and ends once. Tasks with the same operation number on all
 // workers belong together; each message carries what its sender believes the operation to be, and the mesh
 // compares.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace dsgd {
 
-class Mesh;
+class Operations;
 
 enum class Kind : uint8_t {
   kExchange = 1,  // small all-gather in one hop: step headers, barriers, small all-reduces
@@ -64,7 +64,7 @@ class Task {
   using Done = std::function<void(const Status&)>;
   // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the
   // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their indices in it.
-  Task(Mesh& mesh, const transport::BulkHeader& shape, Done done,
+  Task(Operations& operations, const transport::BulkHeader& shape, Done done,
        std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
   Task(const Task&) = delete;
@@ -99,7 +99,7 @@ class Task {
   virtual void drop_chunks(const Status& /*cause*/) {}
 
  protected:
-  friend class Mesh;
+  friend class Operations;
   // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the
   // operation.
   void end(const Status& status);
@@ -110,7 +110,7 @@ class Task {
   // The peer broke the rules: its chunk lies outside what was agreed.
   void protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes);
 
-  Mesh& mesh_;
+  Operations& operations_;
   const transport::BulkHeader shape_;
   const std::shared_ptr<const Group> group_;
 

@@ -7,6 +7,11 @@
 namespace dsgd {
 
 namespace {
+void discard(Peers& peers, uint64_t put) {
+  peers.discard(object_operation(put),
+                Status(Code::kNotFound, "this worker does not fetch this object any more"));
+}
+
 Status gone(const std::string& name) {
   return Status(
       Code::kNotFound,
@@ -14,12 +19,12 @@ Status gone(const std::string& name) {
 }
 }  // namespace
 
-void ObjectFetches::begin(Mesh* mesh, uint64_t put, const std::string& name, Object object, uint64_t total,
+void ObjectFetches::begin(Peers* peers, uint64_t put, const std::string& name, Object object, uint64_t total,
                           std::vector<int32_t> sources, Done done) {
   auto memory = std::make_shared<Object>(std::move(object));
   memory->bytes.reserve(total);  // pages that no data have reached take no memory
   Fetch& fetch = fetches_[put];
-  fetch.mesh = mesh;
+  fetch.peers = peers;
   fetch.name = name;
   fetch.object = std::move(memory);
   fetch.total = total;
@@ -32,34 +37,34 @@ void ObjectFetches::begin(Mesh* mesh, uint64_t put, const std::string& name, Obj
 void ObjectFetches::ask_next(uint64_t put) {
   Fetch& fetch = fetches_.at(put);
   fetch.cut_off = false;
-  if (std::exchange(fetch.landing, 0) > 0) fetch.mesh->discard_object(put);
-  while (!fetch.sources.empty() && fetch.mesh->has_left(fetch.sources.back())) fetch.sources.pop_back();
+  if (std::exchange(fetch.landing, 0) > 0) discard(*fetch.peers, put);
+  while (!fetch.sources.empty() && fetch.peers->has_left(fetch.sources.back())) fetch.sources.pop_back();
   if (fetch.sources.empty()) {
     const Done done = std::move(fetch.done);
     const Status why = gone(fetch.name);
-    drop(*fetch.mesh, put);
+    drop(*fetch.peers, put);
     return done(why);
   }
   fetch.source = fetch.sources.back();
   fetch.sources.pop_back();
   transport::ObjectPart request;
-  request.view = fetch.mesh->view().view;
-  request.rank = fetch.mesh->rank();
+  request.view = fetch.peers->members().view().view;
+  request.rank = fetch.peers->rank();
   request.name = fetch.name;
   request.offset = fetch.received;
   request.put = put;
   request.fetch = true;
-  fetch.mesh->call(fetch.source, std::move(request), transport::kNever,
-                   [this, put, source = fetch.source](const Result<transport::Message>& r) {
-                     answered(put, source, r.status());
-                   });
+  fetch.peers->call(fetch.source, std::move(request), transport::kNever,
+                    [this, put, source = fetch.source](const Result<transport::Message>& r) {
+                      answered(put, source, r.status());
+                    });
 }
 
 // The source has sent all, or sends no more.
 void ObjectFetches::answered(uint64_t put, int32_t source, const Status& status) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end() || at->second.source != source) return;
-  if (at->second.mesh->undecided(source, status)) {
+  if (at->second.peers->undecided(source, status)) {
     at->second.cut_off = true;
   } else {
     ask_next(put);
@@ -109,7 +114,7 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
   fetch.received += nbytes;
   receipt->finish({});
   for (Reader& reader : fetch.readers)
-    feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
+    feed(*fetch.peers, put, fetch.object, fetch.received, fetch.total, &reader);
   if (fetch.received < fetch.total) return;
   const auto whole = fetches_.extract(at);
   whole.mapped().done(SharedObject(whole.mapped().object));
@@ -117,24 +122,27 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
 
 void ObjectFetches::add_reader(uint64_t put, Reader reader) {
   Fetch& fetch = fetches_.at(put);
-  feed(*fetch.mesh, put, fetch.object, fetch.received, fetch.total, &reader);
+  feed(*fetch.peers, put, fetch.object, fetch.received, fetch.total, &reader);
   fetch.readers.push_back(std::move(reader));
 }
 
-void ObjectFetches::send(Mesh& mesh, uint64_t put, const SharedObject& object, Reader reader) {
-  feed(mesh, put, object, object->bytes.size(), object->bytes.size(), &reader);
+void ObjectFetches::send(Peers& peers, uint64_t put, const SharedObject& object, Reader reader) {
+  feed(peers, put, object, object->bytes.size(), object->bytes.size(), &reader);
 }
 
 // Sends the reader all bytes that this worker has received and the reader lacks. The answer to the last chunk
 // also answers the reader's request.
-void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received,
+void ObjectFetches::feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received,
                          uint64_t total, Reader* reader) {
   while (reader->next < received) {
-    const uint64_t count = std::min<uint64_t>(mesh.chunk_bytes(), received - reader->next);
+    const uint64_t count = std::min<uint64_t>(peers.chunk_bytes(), received - reader->next);
     const std::span<const std::byte> data(
         reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->next, count);
     const transport::Responder respond = reader->next + count == total ? reader->respond : nullptr;
-    mesh.send_object(reader->rank, put, reader->next, data, [object, respond](const Status& status) {
+    transport::BulkHeader header;
+    header.operation = object_operation(put);
+    header.offset = reader->next;
+    peers.send(reader->rank, header, data, [object, respond](const Status& status) {
       if (respond)
         respond(status.ok() ? Result<transport::Message>(transport::Message(transport::Empty{}))
                             : Result<transport::Message>(status));
@@ -143,10 +151,9 @@ void ObjectFetches::feed(Mesh& mesh, uint64_t put, const SharedObject& object, u
   }
 }
 
-void ObjectFetches::drop(Mesh& mesh, uint64_t put) {
-  mesh.revoke_object(put);
-  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0)
-    mesh.discard_object(put);
+void ObjectFetches::drop(Peers& peers, uint64_t put) {
+  peers.revoke(object_operation(put));
+  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0) discard(peers, put);
   const auto dropped = fetches_.extract(put);
   if (!dropped) return;
   for (const Reader& reader : dropped.mapped().readers) reader.respond(gone(dropped.mapped().name));

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/peers.h"
 #include "core/objects/object.h"
 
 namespace dsgd {
@@ -30,14 +30,14 @@ class ObjectFetches {
 
   // Fetches `total` bytes into `object`, which has none yet. `sources`: in the order in which they are asked.
   // `done` gets the object, or an error when no source has it (any more).
-  void begin(Mesh* mesh, uint64_t put, const std::string& name, Object object, uint64_t total,
+  void begin(Peers* peers, uint64_t put, const std::string& name, Object object, uint64_t total,
              std::vector<int32_t> sources, Done done);
   bool is_fetching(uint64_t put) const { return fetches_.count(put) > 0; }
   void add_reader(uint64_t put, Reader reader);  // of an object that is being fetched
   // Sends a whole object.
-  static void send(Mesh& mesh, uint64_t put, const SharedObject& object, Reader reader);
+  static void send(Peers& peers, uint64_t put, const SharedObject& object, Reader reader);
   // Ends the fetch, if there is one, and the sending of the object. `done` is not called.
-  void drop(Mesh& mesh, uint64_t put);
+  void drop(Peers& peers, uint64_t put);
   void peer_left(int32_t rank);
 
   // The data of one chunk begin and end.
@@ -52,7 +52,7 @@ class ObjectFetches {
     }
     void take(size_t, std::span<const std::byte>) override {}  // place() is never null
 
-    Mesh* mesh;
+    Peers* peers;
     std::string name;
     std::shared_ptr<Object> object;  // its memory is reserved, so the data never move
     uint64_t total = 0, received = 0;
@@ -65,7 +65,7 @@ class ObjectFetches {
   };
   void ask_next(uint64_t put);
   void answered(uint64_t put, int32_t source, const Status& status);
-  static void feed(Mesh& mesh, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
+  static void feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
                    Reader* reader);
 
   std::map<uint64_t, Fetch> fetches_;  // by number of the put

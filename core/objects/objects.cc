@@ -47,7 +47,7 @@ std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), 
 }  // namespace
 
 struct Objects::Sending {
-  Mesh* mesh;
+  Peers* peers;
   std::string name;
   uint64_t put;
   SharedObject object;
@@ -62,18 +62,19 @@ struct Objects::Sending {
   Status failure = {};
 
   std::vector<int32_t> missing() const {
-    std::vector<int32_t> missing = chain(mesh->rank(), mesh->size());  // the first holds up the others
+    std::vector<int32_t> missing = chain(peers->rank(), peers->size());  // the first holds up the others
     std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
     return missing;
   }
   Status too_late() const {
-    return mesh->too_late("object '" + name + "' has not reached all workers", deadline.limit, missing())
+    return peers->members()
+        .too_late("object '" + name + "' has not reached all workers", deadline.limit, missing())
         .with_operation(kPut);
   }
 };
 
 struct Objects::Removal {
-  Mesh* mesh;
+  Peers* peers;
   std::string name;
   uint64_t put;  // 0: rank 0 knows it
   Done done;
@@ -97,38 +98,38 @@ bool Objects::is_arriving(const std::string& name) const {
                      [&](const auto& item) { return item.second.name == name && item.second.respond; });
 }
 
-bool Objects::is_deleting(const Mesh& mesh, const std::string& name) const {
-  return mesh.rank() == kNameOwner &&
+bool Objects::is_deleting(const Peers& peers, const std::string& name) const {
+  return peers.rank() == kNameOwner &&
          std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
 }
 
-void Objects::put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done) {
+void Objects::put(Peers* peers, const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(),
                                      [&](const auto& s) { return s->name == name && !s->removed; });
-  if (put_of(name) != 0 || under_way || (mesh && is_deleting(*mesh, name))) return done(exists(name));
-  const uint64_t number = put_number(mesh ? mesh->rank() : 0, ++puts_);
-  if (!mesh || mesh->size() == 1) {
+  if (put_of(name) != 0 || under_way || (peers && is_deleting(*peers, name))) return done(exists(name));
+  const uint64_t number = put_number(peers ? peers->rank() : 0, ++puts_);
+  if (!peers || peers->size() == 1) {
     store(name, std::move(object), number);
     return done({});
   }
   auto sending = std::make_shared<Sending>(
-      Sending{mesh, name, number, std::move(object), std::move(deadline), std::move(done)});
+      Sending{peers, name, number, std::move(object), std::move(deadline), std::move(done)});
   sending_.push_back(sending);
-  sending->timer = mesh->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
+  sending->timer = peers->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
     if (const auto late = weak.lock()) give_up(late);
   });
-  if (mesh->rank() == kNameOwner) return spread(sending);
+  if (peers->rank() == kNameOwner) return spread(sending);
   sending->waiting = {kNameOwner};
   announce(sending, kNameOwner);
 }
 
 // Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
-  Mesh& mesh = *sending->mesh;
+  Peers& peers = *sending->peers;
   if (!sending->removed) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
-  std::vector<int32_t> others = chain(mesh.rank(), mesh.size());
-  std::erase_if(others, [&](int32_t rank) { return rank == mesh.rank() || rank == kNameOwner; });
+  std::vector<int32_t> others = chain(peers.rank(), peers.size());
+  std::erase_if(others, [&](int32_t rank) { return rank == peers.rank() || rank == kNameOwner; });
   sending->waiting.insert(others.begin(), others.end());
   if (sending->waiting.empty()) return finish(sending, {});
   for (int32_t rank : others) announce(sending, rank);
@@ -137,16 +138,16 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
   const Object& object = *sending->object;
   transport::ObjectPart part;
-  part.view = sending->mesh->view().view;
-  part.rank = sending->mesh->rank();
+  part.view = sending->peers->members().view().view;
+  part.rank = sending->peers->rank();
   part.name = sending->name;
   part.total = object.bytes.size();
   if (object.bytes.size() <= kSmall) part.data = object.bytes;
-  sending->mesh->count_sent(rank, part.data.size());
+  sending->peers->count_sent(rank, part.data.size());
   part.dtype = object.dtype;
   part.shape = object.shape;
   part.put = sending->put;
-  sending->mesh->call(
+  sending->peers->call(
       rank, std::move(part), transport::kNever,
       [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
 }
@@ -154,13 +155,13 @@ void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
 // `rank` has the object, or will not get it.
 void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
   if (!sending->done) return;  // the put has ended
-  Mesh& mesh = *sending->mesh;
-  if (mesh.undecided(rank, status)) {
+  Peers& peers = *sending->peers;
+  if (peers.undecided(rank, status)) {
     sending->cut_off.insert(rank);
     return;
   }
   if (!status.ok() && !sending->removed && sending->failure.ok()) {  // the others still get the object
-    sending->failure = mesh.blame(rank, status).with_operation(kPut);
+    sending->failure = peers.blame(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);
   if (!sending->waiting.empty()) return;
@@ -170,7 +171,7 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
 
 void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
   sending_.remove(sending);
-  sending->mesh->loop().cancel(sending->timer);
+  sending->peers->loop().cancel(sending->timer);
   if (auto done = std::exchange(sending->done, nullptr)) done(status);
 }
 
@@ -181,9 +182,9 @@ void Objects::give_up(const std::shared_ptr<Sending>& sending) {
   const auto object = objects_.find(sending->name);
   if (object != objects_.end() && object->second.put == sending->put) {
     forget(object);
-    if (sending->mesh->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
+    if (sending->peers->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
   }
-  sending->mesh->revoke_object(sending->put);
+  sending->peers->revoke(object_operation(sending->put));
   finish(sending, why);
 }
 
@@ -192,11 +193,11 @@ void Objects::peer_left(int32_t rank) {
   fetches_.peer_left(rank);
   const auto all = sending_;
   for (const auto& sending : all) {
-    if (sending->cut_off.count(rank)) answered(sending, rank, sending->mesh->has_closed(rank));
+    if (sending->cut_off.count(rank)) answered(sending, rank, sending->peers->members().has_closed(rank));
   }
   const auto removals = removals_;
   for (const auto& removal : removals) {
-    if (removal->cut_off.count(rank)) removed(removal, rank, removal->mesh->has_closed(rank));
+    if (removal->cut_off.count(rank)) removed(removal, rank, removal->peers->members().has_closed(rank));
   }
 }
 
@@ -209,135 +210,135 @@ Status Objects::waiting(const std::string& operation, const std::string& name) c
                   is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
         .with_operation(operation);
   }
-  const auto status = [&](const Mesh& mesh, const std::string& text, const std::vector<int32_t>& missing) {
-    return Status(Code::kWaitTimeout, object + text + mesh.member_names(missing))
-        .with_rank(missing.front(), mesh.host_of(missing.front()))
+  const auto status = [&](const Peers& peers, const std::string& text, const std::vector<int32_t>& missing) {
+    return Status(Code::kWaitTimeout, object + text + peers.members().names(missing))
+        .with_rank(missing.front(), peers.members().host_of(missing.front()))
         .with_operation(operation);
   };
   for (const auto& sending : sending_) {
     if (operation == kPut && sending->name == name && !sending->waiting.empty())
-      return status(*sending->mesh, " has not reached ", sending->missing());
+      return status(*sending->peers, " has not reached ", sending->missing());
   }
   for (const auto& removal : removals_) {
     if (operation == kDelete && removal->name == name && !removal->waiting.empty())
-      return status(*removal->mesh, " is not deleted on ", ranks(removal->waiting));
+      return status(*removal->peers, " is not deleted on ", ranks(removal->waiting));
   }
   return {};
 }
 
 // ---- deleting
 
-void Objects::delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done) {
-  const bool alone = !mesh || mesh->size() == 1;
+void Objects::delete_everywhere(Peers* peers, const std::string& name, Deadline deadline, Done done) {
+  const bool alone = !peers || peers->size() == 1;
   uint64_t put = 0;
   std::set<int32_t> asked = {kNameOwner};
-  if (alone || mesh->rank() == kNameOwner) {
+  if (alone || peers->rank() == kNameOwner) {
     put = put_of(name);
-    if (put == 0 || (!alone && is_deleting(*mesh, name))) return done(not_found(name));
+    if (put == 0 || (!alone && is_deleting(*peers, name))) return done(not_found(name));
     if (alone) {
       forget(objects_.find(name));
       return done({});
     }
-    cancel_fetch(*mesh, put, empty());
+    cancel_fetch(*peers, put, empty());
     asked.clear();
-    for (int32_t rank = 0; rank < mesh->size(); ++rank) {
+    for (int32_t rank = 0; rank < peers->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
     }
   }
-  auto removal = std::make_shared<Removal>(Removal{mesh, name, put, std::move(done)});
+  auto removal = std::make_shared<Removal>(Removal{peers, name, put, std::move(done)});
   removal->waiting = asked;
   removals_.push_back(removal);
-  removal->timer =
-      mesh->loop().schedule(deadline.time, [this, limit = deadline.limit, weak = std::weak_ptr(removal)] {
-        const auto late = weak.lock();
-        if (!late) return;
-        const std::string what = "object '" + late->name + "' was not deleted on all workers";
-        finish(late, late->mesh->too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
-      });
+  removal->timer = peers->loop().schedule(deadline.time, [this, limit = deadline.limit,
+                                                          weak = std::weak_ptr(removal)] {
+    const auto late = weak.lock();
+    if (!late) return;
+    const std::string what = "object '" + late->name + "' was not deleted on all workers";
+    finish(late, late->peers->members().too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+  });
   for (int32_t rank : asked) {
     transport::ObjectPart request;
-    request.view = mesh->view().view;
-    request.rank = mesh->rank();
+    request.view = peers->members().view().view;
+    request.rank = peers->rank();
     request.name = name;
     request.remove = true;
     request.put = put;
-    mesh->call(rank, std::move(request), transport::kNever,
-               [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
+    peers->call(rank, std::move(request), transport::kNever,
+                [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
   }
 }
 
 // `rank` has answered.
 void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status) {
   if (!removal->done) return;  // it has ended
-  Mesh& mesh = *removal->mesh;
-  if (mesh.undecided(rank, status)) {
+  Peers& peers = *removal->peers;
+  if (peers.undecided(rank, status)) {
     removal->cut_off.insert(rank);
     return;
   }
-  const bool gone = rank != kNameOwner && mesh.has_left(rank);  // a worker that has left holds no copy
-  if (!status.ok() && !gone) return finish(removal, mesh.blame(rank, status).with_operation(kDelete));
+  const bool gone = rank != kNameOwner && peers.has_left(rank);  // a worker that has left holds no copy
+  if (!status.ok() && !gone) return finish(removal, peers.blame(rank, status).with_operation(kDelete));
   removal->waiting.erase(rank);
   if (removal->waiting.empty()) finish(removal, {});
 }
 
 void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
   removals_.remove(removal);
-  removal->mesh->loop().cancel(removal->timer);
-  if (status.ok() && removal->mesh->rank() == kNameOwner)
-    delete_here(*removal->mesh, removal->name, removal->put);
+  removal->peers->loop().cancel(removal->timer);
+  if (status.ok() && removal->peers->rank() == kNameOwner)
+    delete_here(*removal->peers, removal->name, removal->put);
   if (auto done = std::exchange(removal->done, nullptr)) done(status);
 }
 
-void Objects::receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+void Objects::receive_removal(Peers* peers, Deadline deadline, const transport::ObjectPart& request,
                               const transport::Responder& respond) {
-  if (mesh->rank() == kNameOwner) {
-    return delete_everywhere(mesh, request.name, std::move(deadline), [respond](const Status& status) {
+  if (peers->rank() == kNameOwner) {
+    return delete_everywhere(peers, request.name, std::move(deadline), [respond](const Status& status) {
       status.ok() ? respond(empty()) : respond(status);
     });
   }
   if (request.rank != kNameOwner)
     return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
-  delete_here(*mesh, request.name, request.put);
+  delete_here(*peers, request.name, request.put);
   respond(empty());
 }
 
 // Drops an object that is being fetched, and answers its announcement.
-void Objects::cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer) {
+void Objects::cancel_fetch(Peers& peers, uint64_t put, const Result<transport::Message>& answer) {
   const auto dropped = incoming_.extract(put);
   if (!dropped) return;
-  fetches_.drop(mesh, put);
+  fetches_.drop(peers, put);
   if (dropped.mapped().respond) dropped.mapped().respond(answer);
 }
 
-void Objects::delete_here(Mesh& mesh, const std::string& name, uint64_t put) {
+void Objects::delete_here(Peers& peers, const std::string& name, uint64_t put) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->removed = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     forget(object);
-    mesh.revoke_object(put);
+    peers.revoke(object_operation(put));
   } else if (incoming_.count(put) > 0) {
-    cancel_fetch(mesh, put, empty());
-  } else if (mesh.rank() != kNameOwner && putter(put) != mesh.rank() && !mesh.has_left(putter(put))) {
+    cancel_fetch(peers, put, empty());
+  } else if (peers.rank() != kNameOwner && putter(put) != peers.rank() && !peers.has_left(putter(put))) {
     removed_early_.insert(put);
   }
 }
 
 // ---- receiving
 
-void Objects::receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+void Objects::receive(Peers* peers, Deadline deadline, transport::ObjectPart part,
                       const transport::Responder& respond) {
-  if (part.remove) return receive_removal(mesh, std::move(deadline), part, respond);
-  if (part.fetch) return receive_fetch(mesh, part, respond);
-  receive_announcement(mesh, std::move(part), respond);
+  if (part.remove) return receive_removal(peers, std::move(deadline), part, respond);
+  if (part.fetch) return receive_fetch(peers, part, respond);
+  receive_announcement(peers, std::move(part), respond);
 }
 
-void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
+void Objects::receive_announcement(Peers* peers, transport::ObjectPart part,
                                    const transport::Responder& respond) {
-  mesh->count_received(part.rank, part.data.size());
+  peers->count_received(part.rank, part.data.size());
   const bool small = part.total <= kSmall;
   if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) ||
-      putter(part.put) != part.rank || part.put >= Mesh::kObjects || incoming_.count(part.put) > 0) {
+      putter(part.put) != part.rank || part.put >= kObjects || incoming_.count(part.put) > 0) {
     return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
   }
   if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
@@ -348,9 +349,9 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
   // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
   const uint64_t earlier = put_of(part.name);
   const bool same_putter = earlier != 0 && putter(earlier) == part.rank && earlier < part.put;
-  const bool succeeded = mesh->rank() == kNameOwner && has(part.name);
-  if (same_putter && !succeeded) delete_here(*mesh, part.name, earlier);
-  if (put_of(part.name) != 0 || is_deleting(*mesh, part.name)) return respond(exists(part.name));
+  const bool succeeded = peers->rank() == kNameOwner && has(part.name);
+  if (same_putter && !succeeded) delete_here(*peers, part.name, earlier);
+  if (put_of(part.name) != 0 || is_deleting(*peers, part.name)) return respond(exists(part.name));
   Object object{.bytes = std::move(part.data), .dtype = part.dtype, .shape = std::move(part.shape)};
   if (small) {
     store(part.name, std::make_shared<const Object>(std::move(object)), part.put);
@@ -358,9 +359,9 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
   }
   incoming_[part.put] = {part.name, respond};
   fetches_.begin(
-      mesh, part.put, part.name, std::move(object), part.total,
-      sources_of(mesh->rank(), part.rank, mesh->size()),
-      [this, put = part.put, is_rank_0 = mesh->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+      peers, part.put, part.name, std::move(object), part.total,
+      sources_of(peers->rank(), part.rank, peers->size()),
+      [this, put = part.put, is_rank_0 = peers->rank() == kNameOwner](const Result<SharedObject>& fetched) {
         const auto at = incoming_.find(put);
         const std::string name = at->second.name;
         const auto respond = std::exchange(at->second.respond, nullptr);
@@ -371,7 +372,7 @@ void Objects::receive_announcement(Mesh* mesh, transport::ObjectPart part,
       });
 }
 
-void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
+void Objects::receive_fetch(Peers* peers, const transport::ObjectPart& request,
                             const transport::Responder& respond) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
@@ -385,7 +386,7 @@ void Objects::receive_fetch(Mesh* mesh, const transport::ObjectPart& request,
       request.offset >= stored->second.object->bytes.size()) {
     return respond(not_found(request.name));
   }
-  ObjectFetches::send(*mesh, request.put, stored->second.object, std::move(reader));
+  ObjectFetches::send(*peers, request.put, stored->second.object, std::move(reader));
 }
 
 void Objects::forget(std::map<std::string, Stored>::iterator object) {
@@ -429,10 +430,10 @@ void Objects::cancel(uint64_t ticket, const Status& why) {
 
 // ---- failure
 
-void Objects::fail(Mesh* mesh, const Status& cause) {
-  while (!incoming_.empty()) cancel_fetch(*mesh, incoming_.begin()->first, cause);
+void Objects::fail(Peers* peers, const Status& cause) {
+  while (!incoming_.empty()) cancel_fetch(*peers, incoming_.begin()->first, cause);
   for (const auto& [name, stored] : objects_) {
-    if (mesh) mesh->revoke_object(stored.put);
+    if (peers) peers->revoke(object_operation(stored.put));
   }
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
   while (!removals_.empty()) finish(std::shared_ptr<Removal>(removals_.front()), cause);

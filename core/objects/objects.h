@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/peers.h"
 #include "core/metrics/counters.h"
 #include "core/objects/object.h"
 #include "core/objects/object_fetches.h"
@@ -40,17 +40,17 @@ class Objects {
     transport::Time time;
     std::string limit;  // the setting that it comes from
   };
-  // mesh null: one worker.
-  void put(Mesh* mesh, const std::string& name, SharedObject object, Deadline deadline, Done done);
+  // peers null: one worker.
+  void put(Peers* peers, const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
-  void delete_everywhere(Mesh* mesh, const std::string& name, Deadline deadline, Done done);
+  void delete_everywhere(Peers* peers, const std::string& name, Deadline deadline, Done done);
   // Calls `done` with the object as soon as this worker holds it. Returns a ticket for cancel(); 0 when
   // `done` was called at once.
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // `deadline`: for a removal that rank 0 carries out for another worker.
-  void receive(Mesh* mesh, Deadline deadline, transport::ObjectPart part,
+  void receive(Peers* peers, Deadline deadline, transport::ObjectPart part,
                const transport::Responder& respond);
   // The data of one chunk begin and end.
   transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
@@ -60,7 +60,7 @@ class Objects {
                    std::unique_ptr<transport::BulkReceipt> receipt) {
     fetches_.on_data_end(put, header, std::move(receipt));
   }
-  void fail(Mesh* mesh, const Status& cause);  // all operations in flight
+  void fail(Peers* peers, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
   void fail_waiters(const Status& cause);  // gets
   // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
@@ -98,15 +98,15 @@ class Objects {
   void give_up(const std::shared_ptr<Sending>& sending);
   void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
-  void receive_removal(Mesh* mesh, Deadline deadline, const transport::ObjectPart& request,
+  void receive_removal(Peers* peers, Deadline deadline, const transport::ObjectPart& request,
                        const transport::Responder& respond);
-  void receive_announcement(Mesh* mesh, transport::ObjectPart part, const transport::Responder& respond);
-  void receive_fetch(Mesh* mesh, const transport::ObjectPart& request, const transport::Responder& respond);
-  bool is_deleting(const Mesh& mesh, const std::string& name) const;  // at rank 0
+  void receive_announcement(Peers* peers, transport::ObjectPart part, const transport::Responder& respond);
+  void receive_fetch(Peers* peers, const transport::ObjectPart& request, const transport::Responder& respond);
+  bool is_deleting(const Peers& peers, const std::string& name) const;  // at rank 0
   // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
   // worker has of a put, cancel_fetch() and forget() end one part of it.
-  void cancel_fetch(Mesh& mesh, uint64_t put, const Result<transport::Message>& answer);
-  void delete_here(Mesh& mesh, const std::string& name, uint64_t put);
+  void cancel_fetch(Peers& peers, uint64_t put, const Result<transport::Message>& answer);
+  void delete_here(Peers& peers, const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
   void forget(std::map<std::string, Stored>::iterator object);
 

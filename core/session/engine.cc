@@ -90,7 +90,7 @@ std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& 
   const uint64_t watch = stalls_.begin([this, number] { return waiting(number); });
   *done = [this, number, watch, done = std::move(*done)](const Status& status) {
     stalls_.end(watch);
-    if (mesh_) mesh_->end_call(number, status);
+    if (mesh_) mesh_->operations.end_call(number, status);
     done(status);
   };
   return std::make_shared<Call>(Call{number, deadline(options), limit_of(options, options_.step_timeout)});
@@ -98,8 +98,8 @@ std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& 
 
 void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
   if (Status status = usable(); !status.ok()) return done(status);
-  const uint64_t operation = Mesh::operation(call->number, call->next++);
-  const uint32_t channel = Mesh::channel_of(call->number);
+  const uint64_t operation = operation_number(call->number, call->next++);
+  const uint32_t channel = channel_of(call->number);
   // In the order of the calls: a call's second operation goes before later calls, since other workers may
   // wait for it.
   auto& pending = channels_[channel].pending;
@@ -122,7 +122,7 @@ Status Engine::open(const transport::JoinReply& view) {
 }
 
 void Engine::pump(uint32_t channel) {
-  const size_t limit = channel == 0 ? Mesh::kOpenTasks : Mesh::kOpenTasksOfAChannel;
+  const size_t limit = channel == 0 ? kOpenTasks : kOpenTasksOfAChannel;
   auto& [next_call, pending, running] = channels_[channel];
   while (broken_.ok() && running < limit && !pending.empty()) {  // fail() ends the rest of a broken session
     Pending& next = pending.front();
@@ -139,7 +139,7 @@ void Engine::pump(uint32_t channel) {
     if (!task.ok()) {
       ended(task.status());
     } else {
-      mesh_->add(std::move(task).value(), deadline);
+      mesh_->operations.add(std::move(task).value(), deadline);
     }
   }
 }
@@ -153,7 +153,7 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
       [=, this, mine = std::move(mine)](uint64_t operation, Done ended) {
         BulkHeader header = like;
         header.operation = operation;
-        auto task = std::make_unique<Exchange>(*mesh_, header, mine,
+        auto task = std::make_unique<Exchange>(mesh_->operations, header, mine,
                                                [parts, ended](const Status& status, const auto& all) {
                                                  *parts = all;
                                                  ended(status);
@@ -215,7 +215,7 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
   std::memcpy(bytes.data(), &mine, sizeof mine);
   BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kScheduled, count);
   like.reduction = static_cast<uint8_t>(reduction);
-  like.tag = mesh_->chunk_bytes();
+  like.tag = mesh_->peers.chunk_bytes();
   exchange(std::move(call), like, std::move(bytes), "",
            [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
@@ -251,7 +251,7 @@ void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> dat
         BulkHeader header = shape_of(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
         header.reduction = static_cast<uint8_t>(reduction);
         return std::make_unique<Exchange>(
-            *mesh_, header, std::vector<std::byte>(data.begin(), data.end()),
+            mesh_->operations, header, std::vector<std::byte>(data.begin(), data.end()),
             [this, data, type, reduction, count, ended](const Status& status, const auto& all) {
               if (!status.ok()) return ended(status);
               for (size_t r = 0; r < all.size(); ++r) {
@@ -288,7 +288,8 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
             divide(type, data.data() + begin * element, end - begin, static_cast<double>(size()));
           };
         }
-        return make_all_reduce(*mesh_, header, options_.algorithm, std::move(plan), std::move(ended));
+        return make_all_reduce(mesh_->operations, header, options_.algorithm, std::move(plan),
+                               std::move(ended));
       },
       std::move(done));
 }
@@ -304,8 +305,8 @@ void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Don
         BulkHeader header =
             shape_of(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
         header.root = root;
-        header.tag = mesh_->chunk_bytes();
-        return std::make_unique<Broadcast>(*mesh_, header, data, ended);
+        header.tag = mesh_->peers.chunk_bytes();
+        return std::make_unique<Broadcast>(mesh_->operations, header, data, ended);
       },
       std::move(done));
 }
@@ -331,8 +332,8 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
         plan.reduce = false;
         plan.element = plan.result_element = element;
         plan.data = plan.result = receive.data();
-        header.tag = Direct::tag(*mesh_, plan);
-        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        header.tag = Direct::tag(mesh_->operations, plan);
+        auto task = std::make_unique<Direct>(mesh_->operations, header, std::move(plan), false, ended);
         task->set_counts({counts.begin(), counts.end()});
         return task;
       },
@@ -394,8 +395,8 @@ void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std
                    static_cast<double>(size()));
           };
         }
-        header.tag = Direct::tag(*mesh_, plan);
-        auto task = std::make_unique<Direct>(*mesh_, header, std::move(plan), false, ended);
+        header.tag = Direct::tag(mesh_->operations, plan);
+        auto task = std::make_unique<Direct>(mesh_->operations, header, std::move(plan), false, ended);
         task->set_counts({counts.begin(), counts.end()});
         return task;
       },
@@ -417,7 +418,7 @@ void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction 
       [=, this](uint64_t operation, Done ended) {
         BulkHeader header = shape_of(operation, kind, dtype, Algorithm::kOneHop, 0);
         header.reduction = static_cast<uint8_t>(reduction);
-        auto task = std::make_unique<Exchange>(*mesh_, header, std::vector<std::byte>(),
+        auto task = std::make_unique<Exchange>(mesh_->operations, header, std::vector<std::byte>(),
                                                [ended](const Status& status, const auto&) { ended(status); });
         task->set_counts({counts.begin(), counts.end()});
         return task;
@@ -479,20 +480,20 @@ Engine::Done Engine::watched(const char* operation, const std::string& name, Don
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.put(mesh_, name, std::move(object), {deadline(options), options.limit()},
+  objects_.put(peers(), name, std::move(object), {deadline(options), options.limit()},
                watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = usable(); !status.ok()) return done(status);
-  objects_.delete_everywhere(mesh_, name, {deadline(options), options.limit()},
+  objects_.delete_everywhere(peers(), name, {deadline(options), options.limit()},
                              watched(Objects::kDelete, name, std::move(done)));
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
                             const CallOptions& options) {
   if (!objects_.has(name)) {
-    Status nobody = broken_.ok() && size() > 1 && mesh_->alone() ? nobody_puts() : broken_;
+    Status nobody = broken_.ok() && size() > 1 && mesh_->peers.alone() ? nobody_puts() : broken_;
     if (!nobody.ok()) {
       done(nobody);
       return 0;
@@ -535,12 +536,12 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     ~Failing() { flag = false; }
   } failing{failing_};
   failing_ = true;
-  if (mesh_ && tell_peers_) mesh_->tell_failure(broken_);
-  if (mesh_) mesh_->fail_session(broken_);
+  if (mesh_ && tell_peers_) mesh_->peers.tell_failure(0, true, broken_);
+  if (mesh_) mesh_->fail(broken_);
   step_.abort(broken_);
   waiter_.fail(broken_);
   fail_pending(broken_);
-  objects_.fail(mesh_, broken_);
+  objects_.fail(peers(), broken_);
   if (on_broken_) on_broken_(broken_);
   at_rest_ = true;
 }
@@ -590,7 +591,7 @@ void Engine::close(const Status& cause, bool compare) {
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
   waiter_.fail(closed);
   fail_pending(closed);
-  objects_.fail(mesh_, closed);
+  objects_.fail(peers(), closed);
   if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0);
 }
 
@@ -615,15 +616,15 @@ void Engine::await_verdict(const Status& why, int32_t peer) {
 }
 
 void Engine::on_peer_left(int32_t rank) {
-  log_->info(mesh_->member_name(rank) + " has closed its session");
-  mesh_->peer_left(rank);
+  log_->info(mesh_->members().name(rank) + " has closed its session");
+  mesh_->peers.peer_left(rank);
   objects_.peer_left(rank);
-  if (mesh_->alone()) objects_.fail_waiters(nobody_puts());
+  if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());
 }
 
 void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {
   if (!broken_.ok()) return respond(broken_);
-  objects_.receive(mesh_, {deadline(), "step_timeout"}, std::move(part), respond);
+  objects_.receive(peers(), {deadline(), "step_timeout"}, std::move(part), respond);
 }
 
 }  // namespace dsgd

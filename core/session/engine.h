@@ -35,7 +35,7 @@ struct EngineOptions {
   std::string fingerprint;  // of the host's code
 };
 
-class Engine final : public MeshEvents {
+class Engine final : public SessionEvents {
  public:
   using Done = std::function<void(const Status&)>;
   using StepDone = Step::Done;
@@ -61,8 +61,8 @@ class Engine final : public MeshEvents {
   // the session goes on.
   void refuse(const std::string& name, const Status& why);
 
-  int32_t rank() const { return mesh_ ? mesh_->rank() : 0; }
-  int32_t size() const { return mesh_ ? mesh_->size() : 1; }
+  int32_t rank() const { return mesh_ ? mesh_->peers.rank() : 0; }
+  int32_t size() const { return mesh_ ? mesh_->peers.size() : 1; }
   const Status& broken() const { return broken_; }
   bool torn() const { return !torn_.ok(); }
 
@@ -108,7 +108,7 @@ class Engine final : public MeshEvents {
 
   // Returns the number of the channel's next call.
   uint64_t next_call(uint32_t channel = 0) const {
-    return Mesh::call_number(channel, channels_[channel].next_call);
+    return call_number(channel, channels_[channel].next_call);
   }
   // Returns what the call waits for, as a sentence with the first missing rank and a parameter; OK if nothing
   // is known (engine_waiting.cc).
@@ -122,7 +122,7 @@ class Engine final : public MeshEvents {
   // The failure of a session that has run out of memory, preallocated.
   const Status& exhausted() const { return exhausted_; }
   void peer_left(int32_t rank) {
-    if (mesh_) mesh_->told_left(rank);
+    if (mesh_) mesh_->peers.told_left(rank);
   }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
@@ -131,9 +131,9 @@ class Engine final : public MeshEvents {
   const Status& divergence() const { return divergence_; }                // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
   bool idle() const;                                                      // no operation is in flight
-  bool sent() const { return !mesh_ || mesh_->sent(); }                   // no message waits for a connection
+  bool sent() const { return !mesh_ || mesh_->peers.sent(); }             // no message waits for a connection
 
-  // MeshEvents
+  // SessionEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
   void on_peer_unreachable(int32_t rank, const Status& why) override;
   void on_peer_left(int32_t rank) override;
@@ -150,7 +150,7 @@ class Engine final : public MeshEvents {
 
  private:
   using MakeTask = std::function<Result<std::unique_ptr<Task>>(uint64_t operation, const Done& done)>;
-  // One call of the user, which may take several operations; see Mesh::operation.
+  // One call of the user, which may take several operations; see core/mesh/channels.h.
   struct Call {
     uint64_t number;
     transport::Time deadline;
@@ -177,6 +177,7 @@ class Engine final : public MeshEvents {
   void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
   void pump(uint32_t channel);
   Status usable() const;
+  Peers* peers() const { return mesh_ ? &mesh_->peers : nullptr; }
   transport::Time deadline(const CallOptions& options = {}) const;
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
@@ -258,7 +259,7 @@ class Engine final : public MeshEvents {
     std::deque<Pending> pending;
     size_t running = 0;
   };
-  std::array<Channel, Mesh::kChannels> channels_;
+  std::array<Channel, kChannels> channels_;
   bool started_ = false;
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;

@@ -55,7 +55,8 @@ std::string Engine::signature(const std::string& strategy) const {
   text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
   text += "loss_scale = " + model_.loss_scale.text() + '\n';
   text += std::string("absent = ") + (options_.step.absent_is_zero ? "zero" : "skip") + '\n';
-  if (mesh_) text += "receive_memory gives chunks of " + std::to_string(mesh_->chunk_bytes()) + " bytes\n";
+  if (mesh_)
+    text += "receive_memory gives chunks of " + std::to_string(mesh_->peers.chunk_bytes()) + " bytes\n";
   return text;
 }
 
@@ -63,13 +64,13 @@ void Engine::refuse(const std::string& name, const Status& why) {
   if (!mesh_ || !torn_.ok() || !usable().ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
-  const Status told = Status(Code::kMismatch, name + ": " + mesh_->member_name(rank()) +
-                                                  " rejected this call: " + why.message() +
-                                                  "; correct it there and repeat the call on all workers")
-                          .with_rank(rank(), mesh_->view().members[static_cast<size_t>(rank())].host)
-                          .with_operation(name)
-                          .with_parameter(why.parameter());
-  mesh_->refuse(Mesh::operation(call->number, 0), told);
+  const Status told =
+      Status(Code::kMismatch, name + ": " + mesh_->members().name(rank()) + " rejected this call: " +
+                                  why.message() + "; correct it there and repeat the call on all workers")
+          .with_rank(rank(), mesh_->members().view().members[static_cast<size_t>(rank())].host)
+          .with_operation(name)
+          .with_parameter(why.parameter());
+  mesh_->operations.refuse(operation_number(call->number, 0), told);
   end(told);
 }
 
@@ -138,7 +139,8 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
         BulkHeader header =
             shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
         header.root = 0;
-        auto task = std::make_unique<Broadcast>(*mesh_, header, std::span<std::byte>(*theirs), ended);
+        auto task =
+            std::make_unique<Broadcast>(mesh_->operations, header, std::span<std::byte>(*theirs), ended);
         task->rename("dsgd_start");
         return task;
       },
@@ -201,7 +203,7 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
             BulkHeader header =
                 shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
             header.root = 0;
-            auto task = std::make_unique<Broadcast>(*mesh_, header, data, ended);
+            auto task = std::make_unique<Broadcast>(mesh_->operations, header, data, ended);
             task->rename("dsgd_start");
             return task;
           },
@@ -406,8 +408,8 @@ void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan
         direct.reduce = false;
         direct.element = direct.result_element = element;
         direct.data = direct.result = buffer->data();
-        header.tag = Direct::tag(*mesh_, direct);
-        auto task = std::make_unique<Direct>(*mesh_, header, std::move(direct), false, ended);
+        header.tag = Direct::tag(mesh_->operations, direct);
+        auto task = std::make_unique<Direct>(mesh_->operations, header, std::move(direct), false, ended);
         task->rename("dsgd_strategy_set");
         return task;
       },

@@ -172,7 +172,7 @@ Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& s
     std::memcpy(workers[r].ids.data(), said[r].data() + sizeof wire, ids);
     workers[r].version = wire.version;
     const bool by_node = mesh_ && !options_.internode_nccl;
-    candidates[by_node ? mesh_->view().members[r].machine : ""].push_back(rank);
+    candidates[by_node ? mesh_->members().view().members[r].machine : ""].push_back(rank);
   }
   std::vector<TeamMember> members(workers.size());
   for (size_t r = 0; r < members.size(); ++r) members[r].team = static_cast<int32_t>(r);

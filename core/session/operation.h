@@ -24,7 +24,7 @@ namespace dsgd {
 // Options of a call that starts an operation.
 struct CallOptions {
   transport::Duration timeout = {};  // 0: step_timeout
-  uint32_t channel = 0;              // see Mesh
+  uint32_t channel = 0;              // see core/mesh/channels.h
   void* user_data = nullptr;         // the host's; Operation::user_data gives it back
 
   // The setting that the operation's deadline comes from.

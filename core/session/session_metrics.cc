@@ -74,7 +74,7 @@ Result<std::string> Session::metrics() const {
   if (const Mesh* mesh = impl_->worker->mesh()) {
     const auto each_peer = [&](auto value) {
       for (int32_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) out.sample({{"rank", std::to_string(peer)}}, value(mesh->counters(peer)));
+        if (peer != rank()) out.sample({{"rank", std::to_string(peer)}}, value(mesh->peers.counters(peer)));
       }
     };
     out.counter("peer_sent_bytes", "bytes", "Bytes of collectives, steps and objects sent to a worker.");

@@ -208,7 +208,7 @@ Status Worker::embed_head() {
   auto admission = std::make_unique<Admission>(
       network.value()->loop(), config_.text("job"), config_.text("token"),
       Admission::Route{network.value().get(), head.get()},
-      listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), mesh_.get()}, log_);
+      listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), &mesh_->peers}, log_);
   admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
@@ -280,7 +280,7 @@ Status Worker::listen_for_peers() {
   }
   admission_ =
       std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
-                                  Admission::Route{}, Admission::Route{network_.get(), mesh_.get()}, log_);
+                                  Admission::Route{}, Admission::Route{network_.get(), &mesh_->peers}, log_);
   admission_->accept_probes(heartbeat_network_.get());
   auto listener = listen_in_range(address);
   if (!listener.ok()) return listener.status();

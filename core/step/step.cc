@@ -77,8 +77,8 @@ void Step::begin(StepRequest request, Done done) {
   done_ = std::move(done);
   state_.result = {};
   state_.result.step = static_cast<int64_t>(state_.request.step);
-  state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->view().view) : 1;
-  state_.result.size = state_.mesh ? state_.mesh->size() : 1;
+  state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->members().view().view) : 1;
+  state_.result.size = state_.mesh ? state_.mesh->peers.size() : 1;
   operations_ = {state_.request.call, state_.plan.size()};
   header_done_ = norms_done_ = agreed_ = committed_ = second_attempt_ = all_enqueued_ = false;
   group_.begin_step();
@@ -104,9 +104,11 @@ void Step::begin(StepRequest request, Done done) {
 void Step::send_header() {
   const uint64_t digest = values_.digest(ValueComparison::part_of(state_.request.step));
   add(std::make_unique<Exchange>(
-      *state_.mesh, shape_of(operations_.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
+      state_.mesh->operations,
+      shape_of(operations_.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
       make_header(state_, {version_, plan_digest_, digest}),
-      [this](const Status& status, const auto& all) { on_header(status, all); }, state_.mesh->world(), true));
+      [this](const Status& status, const auto& all) { on_header(status, all); },
+      state_.mesh->members().world(), true));
 }
 
 void Step::on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers) {
@@ -145,7 +147,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
 void Step::restart_buckets() {
   bucket_failure_ = {};
   for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
-  state_.mesh->drop(operations_.exponents(0, false), operations_.exponents(0, true));
+  state_.mesh->operations.drop(operations_.exponents(0, false), operations_.exponents(0, true));
   const size_t begun = next_;  // fetch() may start further buckets
   for (size_t b = 0; b < begun && done_; ++b) {
     // A bucket that is still being fetched goes on.
@@ -200,8 +202,7 @@ void Step::launch() {
   if (!header_done_ && group_.members_have_left()) return;  // the header decides which workers remain
   // From a bucket that was done at once: the loop below goes on.
   if (std::exchange(launching_, true)) return;
-  while (done_ && next_ < state_.plan.size() && open_ < Mesh::kOpenTasks &&
-         state_.buffers[next_].pending == 0) {
+  while (done_ && next_ < state_.plan.size() && open_ < kOpenTasks && state_.buffers[next_].pending == 0) {
     ++open_;
     const size_t index = next_++;
     state_.path.in_team ? reduce_in_team(index) : fetch(index);
@@ -242,7 +243,7 @@ void Step::exchange_exponents(size_t index) {
       shape_of(exponents_operation(index), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
   shape.reduction = static_cast<uint8_t>(Reduction::kMax);
   AllReducePlan all{bucket.elements, dtype, Reduction::kMax, state_.exponents_at(index, 0), nullptr};
-  auto made = make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm, std::move(all),
+  auto made = make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm, std::move(all),
                               or_fail([this, index] { contribute(index); }), group_.workers());
   if (!made.ok()) return fail(made.status());
   add(std::move(made).value());
@@ -278,7 +279,7 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
   };
   if (!path.transforms && !path.by_teams) {
     AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
-    return make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm, std::move(all), done,
+    return make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm, std::move(all), done,
                            group_.workers());
   }
   DirectPlan direct;
@@ -294,9 +295,9 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
   direct.result = buffers.result_data();
   if (path.transforms)
     direct.transform = [this, index](size_t begin, size_t end) { commit_.transform(index, begin, end); };
-  shape.tag = Direct::tag(*state_.mesh, direct);
-  auto task =
-      std::make_unique<Direct>(*state_.mesh, shape, std::move(direct), !header_done_, done, group_.workers());
+  shape.tag = Direct::tag(state_.mesh->operations, direct);
+  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct), !header_done_, done,
+                                       group_.workers());
   if (!header_done_) *held = task.get();
   return std::unique_ptr<Task>(std::move(task));
 }
@@ -466,7 +467,7 @@ void Step::exchange_untrained() {
     if (!state_.mesh || count == 0) return exchanged({});
     auto shape = shape_of(operations_.untrained(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
     shape.reduction = static_cast<uint8_t>(Reduction::kSum);
-    auto task = make_all_reduce(*state_.mesh, shape, state_.strategy.algorithm,
+    auto task = make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm,
                                 {count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr},
                                 exchanged, group_.workers());
     task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
@@ -507,7 +508,7 @@ void Step::end_when_reached(bool norm) {
 void Step::end() {
   cancel_timers();
   if (!state_.result.applied) devices_.skipped();
-  if (state_.mesh) state_.mesh->end_call(state_.request.call, {});
+  if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, {});
   counters_.ended.add(1);
   if (state_.result.applied) counters_.applied.add(1);
   const transport::Time now = loop_.now();
@@ -539,7 +540,7 @@ std::function<void(const Status&)> Step::or_device_failure(std::function<void()>
 Task* Step::add(std::unique_ptr<Task> task) {
   task->rename(name());
   task->set_limit(state_.request.limit);
-  return state_.mesh->add(std::move(task), state_.request.deadline);
+  return state_.mesh->operations.add(std::move(task), state_.request.deadline);
 }
 
 void Step::exchange(uint64_t operation, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
@@ -548,8 +549,9 @@ void Step::exchange(uint64_t operation, Kind kind, DType dtype, size_t count, st
     if (!done_) return;
     status.ok() ? then(all) : fail(status);
   };
-  add(std::make_unique<Exchange>(*state_.mesh, shape_of(operation, kind, dtype, Algorithm::kOneHop, count),
-                                 std::move(mine), gathered, group_.workers()));
+  add(std::make_unique<Exchange>(state_.mesh->operations,
+                                 shape_of(operation, kind, dtype, Algorithm::kOneHop, count), std::move(mine),
+                                 gathered, group_.workers()));
 }
 
 }  // namespace dsgd

@@ -44,7 +44,7 @@ void Step::deadline_passed() {
     return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked =
       waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
-  const std::string who = state_.mesh ? state_.mesh->member_name(state_.mesh->rank()) + ": " : "";
+  const std::string who = state_.mesh ? state_.mesh->members().name(state_.mesh->peers.rank()) + ": " : "";
   const Status why =
       Status(Code::kTimeout,
              name() + " has not ended within " + state_.request.limit +
@@ -59,12 +59,12 @@ void Step::deadline_passed() {
 void Step::leave(const UnmarkedGradients& unmarked) {
   if (!done_) return;
   const std::string who =
-      state_.mesh ? state_.mesh->member_name(state_.rank()) : "rank " + std::to_string(state_.rank());
+      state_.mesh ? state_.mesh->members().name(state_.rank()) : "rank " + std::to_string(state_.rank());
   const std::string text =
       who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
   const auto why = [&](Code code) {
     const std::string host =
-        state_.mesh ? state_.mesh->view().members[static_cast<size_t>(state_.rank())].host : "";
+        state_.mesh ? state_.mesh->members().view().members[static_cast<size_t>(state_.rank())].host : "";
     return Status(code, text)
         .with_rank(state_.rank(), host)
         .with_operation(name())
@@ -78,17 +78,17 @@ void Step::leave(const UnmarkedGradients& unmarked) {
 // these fail when they reach them.
 void Step::refuse(const Status& why) {
   if (!state_.mesh) return;
-  if (!header_done_) state_.mesh->refuse(operations_.header(), why);
+  if (!header_done_) state_.mesh->operations.refuse(operations_.header(), why);
   for (size_t b = 0; b < state_.plan.size() && b <= next_; ++b) {
     if (state_.buffers[b].reduced) continue;
     for (const bool second : {false, true}) {
       // No worker will make it.
       if (second != second_attempt_ && (header_done_ || !group_.members_have_left())) continue;
-      if (state_.options.reproducible) state_.mesh->refuse(operations_.exponents(b, second), why);
-      state_.mesh->refuse(operations_.data(b, second), why);
+      if (state_.options.reproducible) state_.mesh->operations.refuse(operations_.exponents(b, second), why);
+      state_.mesh->operations.refuse(operations_.data(b, second), why);
     }
   }
-  if (state_.path.by_teams) state_.mesh->refuse(operations_.all_enqueued(second_attempt_), why);
+  if (state_.path.by_teams) state_.mesh->operations.refuse(operations_.all_enqueued(second_attempt_), why);
 }
 
 std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
@@ -131,7 +131,7 @@ void Step::fail(const Status& cause, const Status& told) {
     Done done = std::move(done_);
     done_ = nullptr;
     for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
-    if (state_.mesh) state_.mesh->end_call(state_.request.call, told);
+    if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, told);
     done(cause, state_.result);
   }
   waiter_.fail(cause);

@@ -8,14 +8,14 @@ namespace dsgd {
 
 bool StepGroup::members_have_left() const {
   return workers_ && std::any_of(workers_->ranks.begin(), workers_->ranks.end(),
-                                 [this](int32_t rank) { return state_.mesh->has_left(rank); });
+                                 [this](int32_t rank) { return state_.mesh->peers.has_left(rank); });
 }
 
 Result<bool> StepGroup::regroup(uint64_t header_operation) {
   if (!members_have_left()) return false;
   std::vector<int32_t> present;
   for (int32_t rank : workers_->ranks) {
-    if (!state_.mesh->left_before(rank, header_operation)) present.push_back(rank);
+    if (!state_.mesh->peers.left_before(rank, header_operation)) present.push_back(rank);
   }
   if (present.size() == workers_->ranks.size()) return false;
   for (int32_t rank : workers_->ranks) {
@@ -29,7 +29,7 @@ Result<bool> StepGroup::regroup(uint64_t header_operation) {
 // Fails if the departed rank owns values or state, or was in a GPU team.
 Status StepGroup::check_needless(int32_t rank) const {
   const auto needed = [&](const std::string& why) {
-    const Status closed = state_.mesh->has_closed(rank);
+    const Status closed = state_.mesh->members().has_closed(rank);
     return Status(
                Code::kWorkerLost,
                closed.message() + ", and " + state_.name() + " needs it: " + why +

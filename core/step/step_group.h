@@ -19,7 +19,7 @@ class StepGroup {
  public:
   explicit StepGroup(const StepState& state) : state_(state) {}
   void begin_step() {
-    if (state_.mesh && !workers_) workers_ = state_.mesh->world();
+    if (state_.mesh && !workers_) workers_ = state_.mesh->members().world();
   }
   // The workers of the last header; null without a mesh, and before the first step.
   const std::shared_ptr<const Group>& workers() const { return workers_; }

@@ -16,17 +16,17 @@ struct StepOperations {
   uint64_t call = 0;
   size_t buckets = 0;
 
-  uint64_t header() const { return Mesh::operation(call, 0); }
-  uint64_t further_exchange() const { return Mesh::operation(call, 1); }
+  uint64_t header() const { return operation_number(call, 0); }
+  uint64_t further_exchange() const { return operation_number(call, 1); }
   uint64_t exponents(size_t bucket, bool second_attempt) const {
-    return Mesh::operation(call, 2 + 2 * place(bucket, second_attempt));
+    return operation_number(call, 2 + 2 * place(bucket, second_attempt));
   }
   uint64_t data(size_t bucket, bool second_attempt) const {
-    return Mesh::operation(call, 3 + 2 * place(bucket, second_attempt));
+    return operation_number(call, 3 + 2 * place(bucket, second_attempt));
   }
   uint64_t all_enqueued(bool second_attempt) const { return exponents(buckets, second_attempt); }
   uint64_t untrained(UntrainedSync sync) const {
-    return Mesh::operation(call, 2 + 4 * (buckets + 1) + (sync == UntrainedSync::kMean ? 0 : 1));
+    return operation_number(call, 2 + 4 * (buckets + 1) + (sync == UntrainedSync::kMean ? 0 : 1));
   }
 
  private:

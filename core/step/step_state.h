@@ -136,7 +136,7 @@ struct StepState {
   StepPath choose_path() const;
   // Fails for want of memory.
   Status make_buffers(size_t bucket);
-  int32_t rank() const { return mesh ? mesh->rank() : 0; }
+  int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   DeviceContext& context_of(uint32_t replica) { return contexts[where[replica].first]; }
   const DeviceContext& context_of(uint32_t replica) const { return contexts[where[replica].first]; }
   // Of contributions and their sums.

@@ -27,12 +27,12 @@ using transport::BulkHeader;
 using transport::ClientChannel;
 
 constexpr size_t kCount = 200'000;  // floats: slices larger than a small chunk
-constexpr uint64_t kFirst = Mesh::operation(1, 0);
+constexpr uint64_t kFirst = operation_number(1, 0);
 const std::string kJobNonce = "nonce of the job";
 constexpr uint64_t kFar = ~uint64_t{0} - 3;
 
 // The victim, rank 0 of 2, with a mesh of its own.
-class Victim final : public MeshEvents, public transport::AcceptHandler {
+class Victim final : public SessionEvents, public transport::AcceptHandler {
  public:
   Victim(transport::SimWorld& world, transport::ProcessId process)
       : environment_(world.environment(process)) {
@@ -63,7 +63,7 @@ class Victim final : public MeshEvents, public transport::AcceptHandler {
   }
   const std::string& token() const override { return token_; }
   Result<Decision> on_hello(const transport::Hello&, const std::string&) override {
-    return Decision{network_.get(), mesh.get()};
+    return Decision{network_.get(), &mesh->peers};
   }
   Status on_wrong_token(const transport::Hello&, const std::string&) override {
     return Status(Code::kUnauthorized, "no");
@@ -206,18 +206,18 @@ class HostilePeer : public testing::Test {
   }
   std::unique_ptr<Task> make(const std::string& algorithm, uint64_t operation) {
     auto done = [this](const Status& status) { ended = status; };
-    Mesh& mesh = *victim->mesh;
+    Operations& operations = victim->mesh->operations;
     if (algorithm == "ring") {
-      return std::make_unique<Ring>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kRing),
+      return std::make_unique<Ring>(operations, shape(operation, Kind::kAllReduce, Algorithm::kRing),
                                     RingPlan{kCount, sizeof(float), bytes().data(), add}, done);
     }
     if (algorithm == "broadcast") {
       BulkHeader header = shape(operation, Kind::kBroadcast, Algorithm::kChain);
       header.root = 1;
-      return std::make_unique<Broadcast>(mesh, header, bytes(), done);
+      return std::make_unique<Broadcast>(operations, header, bytes(), done);
     }
     if (algorithm == "exchange") {
-      return std::make_unique<Exchange>(mesh, shape(operation, Kind::kExchange, Algorithm::kOneHop),
+      return std::make_unique<Exchange>(operations, shape(operation, Kind::kExchange, Algorithm::kOneHop),
                                         std::vector<std::byte>(16),
                                         [this](const Status& s, const auto&) { ended = s; });
     }
@@ -229,15 +229,15 @@ class HostilePeer : public testing::Test {
         return Status();
       };
       auto schedule = ScheduleAlgorithm("mine", write).schedule(0, 2, kCount).value();
-      header.tag = Scheduled::tag(mesh, *schedule);
-      return std::make_unique<Scheduled>(mesh, header,
+      header.tag = Scheduled::tag(operations, *schedule);
+      return std::make_unique<Scheduled>(operations, header,
                                          ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
     }
     DirectPlan plan;
     plan.slices = slices_between(balanced_slices(kCount, 2));
     plan.data = plan.result = bytes().data();
     plan.add = add;
-    return std::make_unique<Direct>(mesh, shape(operation, Kind::kAllReduce, Algorithm::kDirect),
+    return std::make_unique<Direct>(operations, shape(operation, Kind::kAllReduce, Algorithm::kDirect),
                                     std::move(plan), false, done);
   }
   void begin(const std::string& algorithm, uint64_t operation) {
@@ -245,7 +245,7 @@ class HostilePeer : public testing::Test {
     victim->loop().post([this, algorithm, operation] {
       auto task = make(algorithm, operation);
       header = task->shape();
-      victim->mesh->add(std::move(task), transport::kNever);
+      victim->mesh->operations.add(std::move(task), transport::kNever);
     });
     run_until([&] { return header.operation == operation; });
   }
@@ -312,7 +312,7 @@ TEST_F(HostilePeer, AttemptsThatAWorkerGivesUpDoNotHarmTheConnectionThatItUses) 
 TEST_F(HostilePeer, WhoHasLeftWithoutUsingItsConnectionIsNoLoss) {
   open();
   connect();
-  victim->loop().post([this] { victim->mesh->told_left(1); });
+  victim->loop().post([this] { victim->mesh->peers.told_left(1); });
   world.run_for(1s);
   attacker->channel.reset();
   world.run_for(60s);
@@ -324,7 +324,7 @@ TEST_F(HostilePeer, ASecondConnectionOfAWorkerIsRefusedAndDoesNotHarmTheFirst) {
   open();
   connect();
   begin("exchange", kFirst);
-  BulkHeader early = shape(Mesh::operation(5, 0), Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader early = shape(operation_number(5, 0), Kind::kExchange, Algorithm::kOneHop);
   attacker->send(early, std::vector<std::byte>(16), false);
   world.run_for(1s);
   std::optional<Status> refused;
@@ -449,7 +449,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
       // an announcement.
       if (std::string(algorithm) == "exchange" && chunk.offset == 0 && chunk.nbytes == 0) continue;
       SCOPED_TRACE(std::string(algorithm) + ": a chunk " + chunk.name);
-      begin(algorithm, Mesh::operation(++call, 0));
+      begin(algorithm, operation_number(++call, 0));
       BulkHeader bad = header;
       bad.phase = chunk.phase;
       bad.offset = chunk.offset;
@@ -461,7 +461,7 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
     }
   }
   // Nothing of it stays: an honest operation comes to its end.
-  begin("exchange", Mesh::operation(++call, 0));
+  begin("exchange", operation_number(++call, 0));
   attacker->send(header, std::vector<std::byte>(16), false);
   run_until([&] { return ended.has_value(); });
   EXPECT_TRUE(ended->ok()) << ended->message();
@@ -481,7 +481,7 @@ TEST_F(HostilePeer, ChunksOfAnotherViewOrAnotherWorkerAreRefusedAndChangeNothing
                                          {uint64_t{1}, -1}}) {
         SCOPED_TRACE("view " + std::to_string(view) + ", rank " + std::to_string(source) +
                      (begun ? ", begun" : "") + (as_span ? ", as a span" : ""));
-        const uint64_t operation = Mesh::operation(++call, 0);
+        const uint64_t operation = operation_number(++call, 0);
         if (begun) begin("exchange", operation);
         BulkHeader foreign = shape(operation, Kind::kExchange, Algorithm::kOneHop);
         foreign.view = view;
@@ -505,8 +505,9 @@ TEST_F(HostilePeer, WhatIsTooLongForAnExchangeFailsAtOnce) {
   open();
   connect();
   victim->loop().post([this] {
-    victim->mesh->add(
-        std::make_unique<Exchange>(*victim->mesh, shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
+    victim->mesh->operations.add(
+        std::make_unique<Exchange>(victim->mesh->operations,
+                                   shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
                                    std::vector<std::byte>(transport::kSmallBytes + 1),
                                    [this](const Status& s, const auto&) { ended = s; }),
         transport::kNever);
@@ -522,7 +523,7 @@ TEST_F(HostilePeer, AChunkThatComesTwiceFailsTheOperation) {
   BulkHeader twice = header;
   twice.offset = balanced_slices(kCount, 2)[1] * sizeof(float);
   const size_t nbytes = (kCount - balanced_slices(kCount, 2)[1]) * sizeof(float);
-  ASSERT_LE(nbytes, victim->mesh->chunk_bytes());
+  ASSERT_LE(nbytes, victim->mesh->peers.chunk_bytes());
   for (int i = 0; i < 2; ++i) attacker->send(twice, std::vector<std::byte>(nbytes), true);
   run_until([&] { return ended.has_value(); });
   EXPECT_EQ(ended->rank(), 1) << ended->message();
@@ -584,7 +585,7 @@ TEST_F(HostilePeer, WhoHasLeftIsWaitedForTwoLeasesAndThenLost) {
   open();
   connect();
   begin("exchange", kFirst);
-  victim->loop().post([this] { victim->mesh->told_left(1); });
+  victim->loop().post([this] { victim->mesh->peers.told_left(1); });
   world.run_for(19s);
   EXPECT_TRUE(victim->failures.empty());
   world.run_for(2s);
@@ -599,7 +600,7 @@ TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {
   open();
   connect();
   begin("exchange", kFirst);
-  victim->loop().post([this] { victim->mesh->told_left(1); });
+  victim->loop().post([this] { victim->mesh->peers.told_left(1); });
   world.run_for(9s);
   attacker->send(header, std::vector<std::byte>(16), false);
   attacker->call(transport::Goodbye{1, 1, {}}, [](const auto&) {});
@@ -627,7 +628,7 @@ TEST_F(HostilePeer, AWorkerThatIsWaitedForIsUnreachableWhenItDoesNotAnswerForALe
 TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {
   attacker->dial("somebody");
   run_until([&] { return attacker->channel != nullptr; });
-  BulkHeader never = shape(Mesh::operation(0, 1), Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader never = shape(operation_number(0, 1), Kind::kExchange, Algorithm::kOneHop);
   attacker->send(never, std::vector<std::byte>(16, std::byte{66}), false);
   BulkHeader first = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
   attacker->send(first, std::vector<std::byte>(16, std::byte{66}), false);
@@ -669,7 +670,7 @@ TEST_F(HostilePeer, MalformedSignaturesFailTheOperationAndName) {
   for (const size_t nbytes : {size_t{1}, size_t{16}, size_t{32}, transport::kSmallBytes}) {
     for (const bool as_span : {false, true}) {
       SCOPED_TRACE(nbytes);
-      begin("exchange", Mesh::operation(++call, 0));
+      begin("exchange", operation_number(++call, 0));
       BulkHeader bad = header;
       bad.phase = kSignaturePhase;
       attacker->send(bad, std::vector<std::byte>(nbytes), as_span);
@@ -687,7 +688,7 @@ TEST_F(HostilePeer, SignaturesOfOperationsFarAheadAreForgotten) {
   BulkHeader ahead = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
   ahead.phase = kSignaturePhase;
   for (uint64_t call = 1000; call > 1; --call) {
-    ahead.operation = Mesh::operation(call, 0);
+    ahead.operation = operation_number(call, 0);
     attacker->send(ahead, std::vector<std::byte>(3 * sizeof(uint64_t)), false);
   }
   world.run_for(1s);

@@ -1,0 +1,468 @@
+#include "core/mesh/operations.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <new>
+
+#include "core/base/catch_bad_alloc.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::Message;
+
+namespace {
+
+// Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline,
+// whatever the lease.
+constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
+
+constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();  // above the number of any operation
+
+// The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their
+// memory.
+bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
+  return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
+}
+
+void sort_unique(std::vector<int32_t>& ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+}
+
+}  // namespace
+
+Operations::Operation* Operations::find_open(uint64_t number) {
+  const auto it = table_.find(number);
+  return it == table_.end() || !it->second.task ? nullptr : &it->second;
+}
+
+std::vector<uint64_t> Operations::open_numbers(uint64_t first, uint64_t last) const {
+  std::vector<uint64_t> open;
+  for (auto it = table_.lower_bound(first); it != table_.end() && it->first < last; ++it) {
+    if (it->second.task) open.push_back(it->first);
+  }
+  return open;
+}
+
+template <typename Work>
+auto Operations::in_task(Operation& operation, Work work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    operation.unsound = true;
+    throw;
+  }
+}
+
+// ---- from the beginning to the end
+
+Task* Operations::add(std::unique_ptr<Task> task, transport::Time deadline) {
+  Operation& operation = table_[task->operation()];
+  operation.task = std::move(task);
+  return in_task(operation, [&] { return begin(operation, deadline); });
+}
+
+Task* Operations::begin(Operation& operation, transport::Time deadline) {
+  Task& task = *operation.task;
+  const uint64_t number = task.operation();
+  operation.begun = loop().now();
+  operation.heard.assign(members().view().members.size(), 0);
+  if (deadline != transport::kNever)
+    operation.timer = loop().schedule(deadline, [this, number] { deadline_passed(number); });
+  if (!operation.failed_early.ok()) {
+    end_with(number, Status(operation.failed_early));
+    return nullptr;
+  }
+  if (is_first_of_call(number)) operation.sent_to.assign(operation.heard.size(), 0);
+  if (is_first_of_call(number) || is_broadcast_root(task.shape(), peers_.rank())) {
+    operation.agreed.assign(operation.heard.size(), 0);
+    operation.to_agree = peers_.size() - 1;
+  }
+  task.start();
+  if (task.ended() || !send_signature(operation) || settle(number)) return nullptr;
+  for (Parked& chunk : std::exchange(operation.parked, {}))
+    on_bulk_end(chunk.source, chunk.header, std::move(chunk.receipt));
+  // A peer that has left may have done its part before.
+  for (int32_t rank = 0; rank < peers_.size() && !task.ended(); ++rank) {
+    if (!peers_.has_left(rank)) continue;
+    leave_out(rank);
+    on_last_answer(rank);
+  }
+  return task.ended() ? nullptr : &task;
+}
+
+void Operations::ended(Task& task, const Status& status) {
+  const uint64_t number = task.operation();
+  auto node = table_.extract(number);
+  if (node.empty()) return;
+  Operation& operation = done_.insert(std::move(node))->second;
+  for (transport::TimerId timer : {operation.timer, operation.verdict}) {
+    if (timer) loop().cancel(timer);
+  }
+  const auto done = std::move(task.done_);
+  // Each part runs even if another runs out of memory. Once `done` is called, nothing uses the host's buffers
+  // any more.
+  bool whole = true;
+  if (!status.ok()) {
+    (void)catch_bad_alloc([&] {
+      for (int32_t rank : missing(operation)) {
+        if (!operation.heard[rank]) end_wait(operation, rank, true);
+      }
+    });
+    peers_.revoke(number);
+    whole &= catch_bad_alloc([&] { peers_.discard(number, status); });
+    whole &= catch_bad_alloc([&] { task.drop_chunks(status); });
+    whole &= catch_bad_alloc([&] { history_.note_failure(number, status); });
+  }
+  for (Parked& chunk : std::exchange(operation.parked, {}))
+    chunk.receipt->finish(status.ok() ? refusal(chunk.source, chunk.header) : status);
+  whole &= catch_bad_alloc([&] { history_.end_operation(number); });
+  whole &= catch_bad_alloc([&] { destroy_later(); });
+  if (done) done(status);
+  if (!whole) throw std::bad_alloc();
+}
+
+void Operations::destroy_later() {  // when the caller's stack is gone
+  if (destruction_posted_) return;
+  loop().post([this, alive = std::weak_ptr(alive_)] {
+    if (alive.expired()) return;
+    destruction_posted_ = false;
+    (void)std::exchange(done_, {});
+  });
+  destruction_posted_ = true;
+}
+
+void Operations::end_with(uint64_t number, const Status& cause) {
+  if (const Operation* open = find_open(number)) {
+    Task& task = *open->task;
+    return task.end(cause.operation().empty() ? Status(cause).with_operation(task.name()) : cause);
+  }
+  if (history_.has_ended(number)) return;
+  Operation& operation = table_[number];
+  operation.failed_early = cause;
+  operation.differing.clear();
+  refuse_parked(operation, cause);
+  forget_excess();
+}
+
+// A peer that breaks the rules names any number of operations. Of those that have not begun and have no
+// chunk, the highest are forgotten.
+void Operations::forget_excess() {
+  const auto is_hearsay = [](const auto& item) { return !item.second.task && item.second.parked.empty(); };
+  if (std::count_if(table_.begin(), table_.end(), is_hearsay) <=
+      static_cast<ptrdiff_t>(History::kRememberedFailures))
+    return;
+  table_.erase(std::prev(std::find_if(table_.rbegin(), table_.rend(), is_hearsay).base()));
+}
+
+void Operations::fail(Task& task, const Status& cause) {
+  peers_.tell_failure(task.operation(), false, cause);
+  task.end(cause);
+}
+
+void Operations::end_open(uint64_t first, uint64_t last, const Status& cause) {
+  for (auto it = table_.lower_bound(first); it != table_.end() && it->first < last;) {
+    if (Task* const task = it->second.task.get()) {
+      task->end(cause);
+      it = table_.lower_bound(first);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Operations::drop(uint64_t first, uint64_t last) {
+  const Status dropped(Code::kClosed, "the step begins again without a worker that has left");
+  end_open(first, last, dropped);
+  history_.note_failure(first, dropped);
+  for (uint64_t number = first; number < last; ++number) history_.end_operation(number);
+  for (auto it = table_.lower_bound(first); it != table_.end() && it->first < last; it = table_.erase(it))
+    refuse_parked(it->second, dropped);
+}
+
+void Operations::end_call(uint64_t call, const Status& cause) {
+  const uint64_t first = operation_number(call, 0), next = operation_number(call + 1, 0);
+  if (!cause.ok()) {
+    end_open(first, next, cause);
+    history_.note_failure(first, cause);
+  }
+  history_.end_call(call);
+  std::vector<Parked> unused;
+  for (auto it = table_.lower_bound(first); it != table_.end() && it->first < next;) {
+    std::move(it->second.parked.begin(), it->second.parked.end(), std::back_inserter(unused));
+    it->second.parked.clear();
+    it = it->second.task ? std::next(it) : table_.erase(it);
+  }
+  for (Parked& chunk : unused) chunk.receipt->finish(refusal(chunk.source, chunk.header));
+}
+
+void Operations::fail_all(const Status& cause) {
+  end_open(0, kAll, cause);
+  for (auto& [number, operation] : std::exchange(table_, {})) refuse_parked(operation, cause);
+}
+
+void Operations::drop_chunks() {
+  done_.clear();
+  for (auto& [number, operation] : table_) operation.parked.clear();
+}
+
+void Operations::refuse_parked(Operation& operation, const Status& cause) {
+  for (Parked& chunk : std::exchange(operation.parked, {})) chunk.receipt->finish(cause);
+}
+
+Status Operations::refusal(int32_t source, const BulkHeader& header) const {
+  if (const Status* failure = history_.failure_of(header.operation)) return *failure;
+  const int32_t rank = peers_.rank();
+  return Status(Code::kMismatch,
+                "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
+                    ", which rank " + std::to_string(rank) +
+                    " has ended without it; all workers must call the same operations in the same order")
+      .with_rank(rank, members().host_of(rank));
+}
+
+// ---- chunks
+
+void Operations::send(int32_t rank, const BulkHeader& header, std::span<const std::byte> data,
+                      std::function<void(const Status&)> done) {
+  Operation* const operation = find_open(header.operation);
+  if (!operation) return;  // it has failed
+  if (!operation->sent_to.empty()) operation->sent_to[rank] = 1;
+  const uint64_t send = next_send_++;
+  operation->sends[send] = {rank, std::move(done)};
+  peers_.send(rank, header, data,
+              [this, alive = std::weak_ptr(alive_), send, number = header.operation](const Status& status) {
+                Operation* const open = alive.expired() ? nullptr : find_open(number);
+                if (!open) return;
+                if (!status.ok()) {
+                  if (!is_break(status))
+                    fail(*open->task, status);  // a break is told by the end of the connection
+                  return;
+                }
+                if (const auto answered = open->sends.extract(send)) answered.mapped().done(status);
+              });
+}
+
+void Operations::send_small(int32_t rank, const BulkHeader& header, std::span<const std::byte> data) {
+  Operation* const operation = find_open(header.operation);
+  if (operation && !operation->sent_to.empty()) operation->sent_to[rank] = 1;
+  peers_.send_small(rank, header, data);
+}
+
+transport::BulkSink* Operations::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+  // Chunks that wait for their turn stay in order: none may overtake them.
+  Operation* const operation = header.phase == kSignaturePhase ? nullptr : match(source, header);
+  if (!operation) return nullptr;
+  Task& task = *operation->task;
+  return in_task(*operation, [&] { return task.on_bulk(task.group().place_of(source), header, nbytes); });
+}
+
+void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
+                             std::unique_ptr<transport::BulkReceipt> receipt) {
+  const bool is_signature = header.phase == kSignaturePhase;
+  if (is_signature && !(receipt = take_signature(source, header, std::move(receipt)))) return;
+  if (Operation* const operation = match(source, header)) {
+    if (is_signature) {
+      receipt->finish({});
+    } else {
+      hear(*operation, source);
+      Task& task = *operation->task;
+      in_task(*operation, [&] { task.on_chunk(task.group().place_of(source), header, std::move(receipt)); });
+    }
+    return has_agreed(*operation, source);
+  }
+  if (history_.has_ended(header.operation)) return receipt->finish(refusal(source, header));
+  table_[header.operation].parked.push_back({source, header, std::move(receipt)});
+}
+
+// ---- failures and deadlines
+
+bool Operations::has_begun(uint64_t number) const {
+  const auto it = table_.find(number);
+  return (it != table_.end() && it->second.task) || history_.has_ended(number);
+}
+
+void Operations::on_operation_failed(const transport::OperationFailed& message) {
+  // A question (see OperationFailed). The answer to it has already said whether the operation has begun here.
+  if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);
+  // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one
+  // earlier.
+  const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
+  if (leaver && !history_.has_ended(message.operation)) refuse(message.operation, message.cause);
+  end_with(message.operation, message.cause);
+}
+
+void Operations::on_refused(uint64_t number, const Status& why) {
+  if (Operation* const open = find_open(number)) fail(*open->task, why);
+}
+
+// A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error
+// names those that have not. A peer that receives the question ends the operation with a timeout, too.
+void Operations::deadline_passed(uint64_t number) {
+  Operation* const operation = find_open(number);
+  if (!operation || operation->asked) return;
+  Task& task = *operation->task;
+  if (!operation->disagreement.ok()) return fail(task, Status(operation->disagreement));
+  operation->asked = true;
+  if (operation->timer) loop().cancel(operation->timer);
+  operation->timer = loop().schedule(loop().now() + kAsking, [this, number] {
+    if (Operation* const open = find_open(number)) open->timer = 0;
+    time_out(number);
+  });
+  const transport::OperationFailed question{
+      members().view().view, peers_.rank(), number, false,
+      Status(Code::kWaitTimeout, task.name() + ": the deadline has passed")};
+  for (int32_t rank = 0; rank < peers_.size(); ++rank) {
+    if (rank == peers_.rank() || peers_.has_left(rank)) continue;
+    ++operation->unanswered;
+    peers_.call(rank, question, loop().now() + kAsking,
+                [this, alive = std::weak_ptr(alive_), number, rank](const Result<Message>& answer) {
+                  Operation* const open = alive.expired() ? nullptr : find_open(number);
+                  if (!open) return;
+                  if (answer.ok()) hear(*open, rank);
+                  if (!answer.ok() && answer.status().code() != Code::kTimeout)
+                    open->not_begun.push_back(rank);
+                  if (--open->unanswered == 0) time_out(number);
+                });
+  }
+  if (operation->unanswered == 0) time_out(number);
+}
+
+void Operations::time_out(uint64_t number) {
+  Operation* const operation = find_open(number);
+  if (!operation) return;
+  Task& task = *operation->task;
+  // A peer that answers "not begun" holds up the others. A peer that does not answer may only be slow.
+  std::vector<int32_t> missing = operation->not_begun, silent;
+  std::sort(missing.begin(), missing.end());
+  for (int32_t rank = 0; rank < peers_.size(); ++rank) {
+    if (rank == peers_.rank() || peers_.has_left(rank) || operation->heard[rank]) continue;
+    if (!std::binary_search(missing.begin(), missing.end(), rank)) silent.push_back(rank);
+  }
+  if (missing.empty()) missing = std::exchange(silent, {});
+  if (missing.empty()) missing = this->missing(*operation);
+  fail(task, members()
+                 .too_late(task.name() + " did not end", task.limit(), missing, silent)
+                 .with_operation(task.name()));
+}
+
+// ---- peers that operations wait for
+
+void Operations::hear(Operation& operation, int32_t rank) {
+  if (!std::exchange(operation.heard[rank], 1)) end_wait(operation, rank, false);
+}
+
+void Operations::end_wait(const Operation& operation, int32_t rank, bool failed) {
+  transport::Time begun = operation.begun;
+  for (const auto& [number, other] : table_) {
+    if (other.task && !other.heard[rank]) begun = std::min(begun, other.begun);
+  }
+  peers_.count_wait(rank, begun, failed);
+}
+
+std::vector<int32_t> Operations::missing(const Operation& operation) const {
+  std::vector<int32_t> ranks = operation.task->missing_ranks();
+  for (int32_t rank = 0; rank < peers_.size() && operation.to_agree > 0; ++rank) {
+    if (rank != peers_.rank() && !operation.agreed[rank]) ranks.push_back(rank);
+  }
+  if (!operation.disagreement.ok() && peers_.rank() != 0) ranks.push_back(0);
+  sort_unique(ranks);
+  return ranks;
+}
+
+std::vector<int32_t> Operations::missing() const {
+  std::vector<int32_t> ranks;
+  for (const auto& [number, operation] : table_) {
+    if (!operation.task) continue;
+    const std::vector<int32_t> of_one = missing(operation);
+    ranks.insert(ranks.end(), of_one.begin(), of_one.end());
+  }
+  sort_unique(ranks);
+  return ranks;
+}
+
+Operations::Missing Operations::waiting(uint64_t call) const {
+  Missing found;
+  for (const uint64_t number : open_numbers(operation_number(call, 0), operation_number(call + 1, 0))) {
+    const Operation& operation = table_.at(number);
+    std::vector<int32_t> ranks = missing(operation), silent;
+    // A peer may itself wait for another one. Those that have sent nothing yet come first.
+    const std::vector<char>& shown = operation.agreed.empty() ? operation.heard : operation.agreed;
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(silent),
+                 [&](int32_t rank) { return !shown[rank]; });
+    if (!silent.empty()) ranks = std::move(silent);
+    if (ranks.empty()) continue;
+    if (found.operations.empty()) {
+      found.name = operation.task->name();
+      found.first = is_first_of_call(number) && operation.to_agree > 0;
+    }
+    found.operations.push_back(number);
+    found.ranks.insert(found.ranks.end(), ranks.begin(), ranks.end());
+    if (found.first) break;  // nothing else of the call can have come
+  }
+  sort_unique(found.ranks);
+  return found;
+}
+
+// ---- peers that leave
+
+void Operations::on_left(int32_t rank) {
+  leave_out(rank);
+  answer_for(rank);
+}
+
+// Removes a departed worker from the first operations of open calls that can go on without it, such as step
+// headers.
+void Operations::leave_out(int32_t rank) {
+  for (const uint64_t number : open_numbers(0, kAll)) {
+    Operation* const open = find_open(number);
+    if (!open || !is_first_of_call(number) || !peers_.left_before(rank, number)) continue;
+    Task& task = *open->task;
+    if (in_task(*open, [&] { return task.leave_out(task.group().place_of(rank)); })) has_agreed(*open, rank);
+  }
+}
+
+// Returns whether a departed worker has completed the start or step that the task belongs to, as its goodbye
+// says. It has then received everything that was sent to it for these; only its last answers may be lost.
+bool Operations::has_made(int32_t rank, const Task& task) const {
+  const Kind kind = static_cast<Kind>(task.shape().kind);
+  const bool is_of_training = kind == Kind::kStart || kind == Kind::kHeader || kind == Kind::kBucket;
+  return is_of_training && peers_.left_after(rank, task.operation());
+}
+
+void Operations::answer_for(int32_t rank) {
+  std::vector<std::pair<uint64_t, std::function<void(const Status&)>>> answered;
+  for (auto& [number, operation] : table_) {
+    if (!operation.task || !has_made(rank, *operation.task)) continue;
+    for (auto& [send_number, send] : operation.sends) {
+      if (send.rank == rank) answered.emplace_back(number, std::move(send.done));
+    }
+    std::erase_if(operation.sends, [rank](const auto& send) { return send.second.rank == rank; });
+    peers_.revoke(rank, number);  // else a late answer would call `done` twice
+  }
+  for (auto& [number, done] : answered) {
+    if (find_open(number)) done({});
+  }
+}
+
+void Operations::on_last_answer(int32_t rank) {
+  std::vector<uint64_t> stuck;
+  for (const auto& [number, operation] : table_) {
+    if (!operation.task || has_made(rank, *operation.task)) continue;
+    const auto needed = missing(operation);
+    if (std::find(needed.begin(), needed.end(), rank) != needed.end()) stuck.push_back(number);
+  }
+  for (const uint64_t number : stuck) {
+    Operation* const open = find_open(number);  // the failure of one may have ended another
+    if (!open) continue;
+    Task& task = *open->task;
+    fail(task,
+         Status(Code::kWorkerLost, members().name(rank) + " closed its session while " + task.name() +
+                                       " needs it; all workers must make the same calls before they close")
+             .with_rank(rank, members().host_of(rank))
+             .with_operation(task.name()));
+  }
+}
+
+}  // namespace dsgd

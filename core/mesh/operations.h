@@ -1,0 +1,159 @@
+// The operations of this worker: which one an arriving chunk belongs to, and when each ends. Everything is on
+// the session's loop.
+//
+// Each operation has one record, from the first that is heard of it until it ends here. A chunk for an
+// operation that has not begun here is parked in pooled memory; the sender's windows (per operation, see
+// ClientChannel::send) and the number of tasks open at once bound how much is parked. So a worker that is
+// ahead waits, and the data of one that is behind is already there.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/mesh/history.h"
+#include "core/mesh/peers.h"
+#include "core/mesh/signature.h"
+#include "core/mesh/task.h"
+
+namespace dsgd {
+
+class Operations final : public OperationEvents {
+ public:
+  explicit Operations(Peers& peers) : peers_(peers) {}
+  ~Operations() override = default;
+  Peers& peers() const { return peers_; }
+
+  // Takes the task and starts it; null if it ended at once. No number is used twice.
+  Task* add(std::unique_ptr<Task> task, transport::Time deadline);
+  // Ends the operations [first, last) of one call on this worker only, including those not yet begun. Peers
+  // do the same by themselves; their chunks are discarded.
+  void drop(uint64_t first, uint64_t last);
+  // Fails a task here and on all peers, with `cause`.
+  void fail(Task& task, const Status& cause);
+  // Fails an operation on all peers that will not begin here.
+  void refuse(uint64_t operation, const Status& cause) { peers_.tell_failure(operation, false, cause); }
+  // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
+  // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
+  // get no message.
+  void end_call(uint64_t call, const Status& cause);
+  // Fails all open operations, and refuses what is parked. Later operations are refused by the owner.
+  void fail_all(const Status& cause);
+  void drop_chunks();  // before the network ends
+
+  // Peers that the open operations of a call wait for.
+  struct Missing {
+    std::string name;  // of the first of these operations
+    std::vector<uint64_t> operations;
+    // Peers that have sent nothing for it; if there are none, those whose data is missing.
+    std::vector<int32_t> ranks;
+    bool first = false;  // it is the first operation of the call: these peers have not made the call
+  };
+  Missing waiting(uint64_t call) const;
+  std::vector<int32_t> missing() const;  // ranks that open operations wait for, ascending
+
+  // For tasks.
+  void send(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done);
+  void send_small(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data);
+
+  // OperationEvents
+  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  void on_bulk_end(int32_t source, const transport::BulkHeader& header,
+                   std::unique_ptr<transport::BulkReceipt> receipt) override;
+  bool has_begun(uint64_t operation) const override;
+  void on_operation_failed(const transport::OperationFailed& message) override;
+  void on_refused(uint64_t operation, const Status& why) override;
+  void on_left(int32_t rank) override;
+  void on_last_answer(int32_t rank) override;
+
+ private:
+  friend class Task;
+  struct Parked {
+    int32_t source;
+    transport::BulkHeader header;
+    std::unique_ptr<transport::BulkReceipt> receipt;
+  };
+  struct Operation {
+    // Before it begins here.
+    std::vector<Parked> parked;                // chunks that no task has taken
+    Status failed_early;                       // by a peer
+    std::map<int32_t, Signature> differing{};  // at rank 0, by rank: signatures of workers that disagree
+
+    // From add() on.
+    std::unique_ptr<Task> task;
+    transport::TimerId timer = 0;
+    transport::Time begun{};
+    std::vector<char> heard;         // by rank: a chunk or an answer shows that it has begun there
+    bool asked = false;              // its deadline has passed, here or at a peer
+    std::vector<int32_t> not_begun;  // peers that have answered "not begun"
+    int32_t unanswered = 0;
+    struct Send {
+      int32_t rank;
+      std::function<void(const Status&)> done;
+    };
+    std::map<uint64_t, Send> sends;  // not yet answered, by number
+    bool unsound = false;            // out of memory in the task: it can only be ended
+
+    // Comparison of a call's first operation (operations_compare.cc).
+    std::vector<char> agreed;        // by rank: a chunk from it has shown the same signature
+    int32_t to_agree = 0;            // peers that have not
+    std::vector<char> sent_to;       // by rank: it has been sent a chunk, which carries the signature
+    bool finished = false;           // the task has succeeded, and waits for the comparison
+    Status disagreement;             // with a peer, from the header of its chunk
+    transport::TimerId verdict = 0;  // limit of the wait for rank 0, which sends all workers the same error
+  };
+  using Table = std::map<uint64_t, Operation>;
+
+  const Members& members() const { return peers_.members(); }
+  transport::Loop& loop() const { return peers_.loop(); }
+  Operation* find_open(uint64_t number);  // null if it has not begun, or has ended
+  std::vector<uint64_t> open_numbers(uint64_t first, uint64_t last) const;
+  Task* begin(Operation& operation, transport::Time deadline);
+  template <typename Work>
+  auto in_task(Operation& operation, Work work) -> decltype(work());
+  void ended(Task& task, const Status& status);  // called by Task::end
+  void destroy_later();
+  // Ends an operation here that all workers know to have failed, whether it has begun or not.
+  void end_with(uint64_t number, const Status& cause);
+  void end_open(uint64_t first, uint64_t last, const Status& cause);  // the operations [first, last)
+  void forget_excess();
+  void deadline_passed(uint64_t number);
+  void time_out(uint64_t number);
+  void hear(Operation& operation, int32_t rank);
+  void end_wait(const Operation& operation, int32_t rank, bool failed);
+  std::vector<int32_t> missing(const Operation& operation) const;
+  bool has_made(int32_t rank, const Task& task) const;
+  void leave_out(int32_t rank);
+  void answer_for(int32_t rank);
+  static void refuse_parked(Operation& operation, const Status& cause);
+  // The refusal of a chunk of an operation that has ended.
+  Status refusal(int32_t source, const transport::BulkHeader& header) const;
+
+  // operations_compare.cc
+  //
+  // Returns the open operation that a chunk belongs to. On a mismatch null; the task fails, now or when rank
+  // 0 has told the reason.
+  Operation* match(int32_t source, const transport::BulkHeader& header);
+  void mismatch(Operation& operation, int32_t source, const transport::BulkHeader& header);
+  bool send_signature(Operation& operation);  // to peers that start() has sent nothing; false if it has ended
+  void has_agreed(Operation& operation, int32_t rank);
+  bool finish(Task& task);  // notes that the task has succeeded here; true if all peers have agreed
+  Signature signature_of(const Task& task) const;
+  std::unique_ptr<transport::BulkReceipt> take_signature(int32_t source, const transport::BulkHeader& header,
+                                                         std::unique_ptr<transport::BulkReceipt> receipt);
+  bool settle(uint64_t number);  // at rank 0; returns whether the operation ended
+
+  Peers& peers_;
+  Table table_;                              // by number: operations that have not ended
+  std::multimap<uint64_t, Operation> done_;  // ended operations that may be on the call stack
+  bool destruction_posted_ = false;          // a posted task will destroy them
+  History history_;
+  uint64_t next_send_ = 0;
+  std::shared_ptr<int> alive_ = std::make_shared<int>();
+};
+
+}  // namespace dsgd

@@ -1,0 +1,39 @@
+#include "core/mesh/peer_watch.h"
+
+#include <utility>
+
+namespace dsgd {
+
+void PeerWatch::look() {
+  if (!probe_ || peers_.closed()) return;
+  const transport::Time now = peers_.loop().now();
+  const auto before = std::exchange(waited_for_, {});
+  for (const int32_t rank : operations_.missing()) {
+    const auto known = before.find(rank);
+    waited_for_[rank] = known == before.end() ? now : known->second;
+  }
+  for (const auto& [rank, since] : waited_for_) {
+    if (now - since >= 3 * look_ && !peers_.is_leaving(rank) && probed_.insert(rank).second) probe(rank);
+  }
+  peers_.loop().schedule(now + look_, [this, alive = std::weak_ptr(alive_)] {
+    if (!alive.expired()) look();
+  });
+}
+
+void PeerWatch::probe(int32_t rank) {
+  const transport::Duration lease = peers_.options().lease;
+  const transport::Time due = peers_.loop().now() + lease - 5 * look_;
+  const auto answered = [this, alive = std::weak_ptr(alive_), rank, lease, due](const Status& answer) {
+    if (alive.expired() || peers_.closed()) return;
+    const transport::Time now = peers_.loop().now();
+    if (const auto waited = waited_for_.find(rank); waited != waited_for_.end()) waited->second = now;
+    const bool stopped = now - due > lease / 2;  // this process was
+    if (!answer.ok() && stopped && !peers_.is_leaving(rank)) return probe(rank);
+    probed_.erase(rank);
+    if (!answer.ok() && !peers_.is_leaving(rank))
+      peers_.report_unreachable(rank, peers_.members().unreachable(rank, answer.message()));
+  };
+  probe_(peers_.members().view().members[rank], due, answered);
+}
+
+}  // namespace dsgd
