@@ -124,16 +124,16 @@ struct ObjectPart {
   // Number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete.
   uint64_t put = 0;
   int32_t dtype = -1;  // of the array; -1: bytes without a type
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape = {};
   bool fetch = false;  // asks the receiver for the object's data from `offset` on
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;
   int32_t rank = -1;
   Status cause;
-  uint64_t steps = 0;                // that the sender has made
-  std::vector<uint64_t> digests;     // of its values then, 0: not read; empty: not compared
-  uint64_t first_call_not_made = 0;  // steps of this and later calls go on without the sender; 0: none does
+  uint64_t steps = 0;                  // that the sender has made
+  std::vector<uint64_t> digests = {};  // of its values then, 0: not read; empty: not compared
+  uint64_t first_call_not_made = 0;    // steps of this and later calls go on without the sender; 0: none does
 };
 
 struct Empty {};

@@ -1,6 +1,7 @@
-// Bytes that a peer sends in one piece: a hello, its reply, a message, an answer, a chunk's header. The first
-// byte chooses the decoder. What is accepted must survive being written and read again.
+// Bytes that a peer sends in one piece: a hello, its reply, a message, an answer, a chunk's header, a
+// payload. The first byte chooses the decoder. What is accepted must survive being written and read again.
 #include <cstdlib>
+#include <span>
 #include <vector>
 
 #include "transport/schema/codec.h"
@@ -13,12 +14,22 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
+// What is accepted has one encoding from then on.
+template <typename Decode>
+void read_payload(const std::vector<uint8_t>& bytes, Decode decode) {
+  const auto payload = decode(std::as_bytes(std::span(bytes)));
+  if (!payload.ok()) return;
+  const auto written = encode(payload.value());
+  const auto again = decode(written);
+  require(again.ok() && encode(again.value()) == written);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::vector<uint8_t> bytes(data + 1, data + size);  // exact, so that an over-read is seen
-  switch (data[0] % 8) {
+  switch (data[0] % 15) {
     case 0:
       if (auto message = decode_message(bytes); message.ok()) {
         auto again = decode_message(encode(message.value()));
@@ -63,6 +74,27 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (auto verdict = decode_hello_reply(bytes); verdict.ok()) {
         require(decode_hello_reply(encode(verdict.value())).value().proof == verdict.value().proof);
       }
+      break;
+    case 8:
+      read_payload(bytes, decode_step_header);
+      break;
+    case 9:
+      read_payload(bytes, decode_start_header);
+      break;
+    case 10:
+      read_payload(bytes, decode_worker_gpus);
+      break;
+    case 11:
+      read_payload(bytes, decode_team_invitation);
+      break;
+    case 12:
+      read_payload(bytes, decode_schedule_digest);
+      break;
+    case 13:
+      read_payload(bytes, decode_operation_counts);
+      break;
+    case 14:
+      read_payload(bytes, decode_value_digests);
       break;
   }
   return 0;

@@ -55,6 +55,11 @@ Bytes prefixed(uint8_t first, const Bytes& rest) {
   return bytes;
 }
 
+Bytes payload(uint8_t first, const std::vector<std::byte>& rest) {
+  const auto* begin = reinterpret_cast<const uint8_t*>(rest.data());
+  return prefixed(first, Bytes(begin, begin + rest.size()));
+}
+
 std::vector<Bytes> codec_seeds() {
   std::vector<Bytes> seeds;
   for (const auto& message : messages()) {
@@ -72,6 +77,16 @@ std::vector<Bytes> codec_seeds() {
   seeds.push_back(prefixed(6, encode(Proof{3, 4})));
   seeds.push_back(prefixed(7, encode(HelloReply{{}, {5, 6}, true})));
   seeds.push_back(prefixed(7, encode(HelloReply{problem(), {}})));
+  seeds.push_back(payload(8, encode(StepHeader{1, 2, 3, 4, 5, 0.1, 1024, true, {1, 0.5}})));
+  seeds.push_back(payload(9, encode(StartHeader{1, 1000, 2, 1})));
+  seeds.push_back(payload(10, encode(WorkerGpus{{}, 22803, {{1}, {2}}})));
+  seeds.push_back(payload(10, encode(WorkerGpus{problem(), 0, {{1}}})));
+  seeds.push_back(payload(11, encode(TeamInvitation{{}, {1, 2, 3}})));
+  seeds.push_back(payload(11, encode(TeamInvitation{problem(), {}})));
+  seeds.push_back(payload(12, encode(ScheduleDigest{7, {}})));
+  seeds.push_back(payload(12, encode(ScheduleDigest{0, problem()})));
+  seeds.push_back(payload(13, encode(OperationCounts{4096, {5, 0, 7}})));
+  seeds.push_back(payload(14, encode(ValueDigests{{1, 0, 3}})));
   return seeds;
 }
 

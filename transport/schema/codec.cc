@@ -1,78 +1,11 @@
 #include "transport/schema/codec.h"
 
-#include <capnp/message.h>
-#include <capnp/serialize.h>
-#include <kj/exception.h>
-
-#include <cstring>
-#include <string>
-#include <type_traits>
+#include <iterator>
 
 #include "transport/schema/codec_capnp.h"
+#include "transport/schema/framing.h"
 
 namespace dsgd::transport {
-namespace {
-
-template <typename Root, typename Fill>
-std::vector<uint8_t> build(size_t words, Fill&& fill) {
-  capnp::MallocMessageBuilder builder(static_cast<unsigned>(words));
-  fill(builder.initRoot<Root>());
-  auto flat = capnp::messageToFlatArray(builder);
-  auto bytes = flat.asBytes();
-  return {bytes.begin(), bytes.end()};
-}
-
-// Opens `bytes` and hands the root to `use`; returns why they cannot be opened.
-template <typename Root, typename Use>
-Status open(std::span<const uint8_t> bytes, size_t limit, Use&& use) {
-  auto malformed = [](const std::string& what) { return Status(Code::kIo, "malformed message: " + what); };
-  if (bytes.size() > limit) {
-    return malformed(std::to_string(bytes.size()) + " bytes, more than the " + std::to_string(limit) +
-                     " allowed");
-  }
-  if (bytes.empty() || bytes.size() % sizeof(capnp::word) != 0) {
-    return malformed(std::to_string(bytes.size()) + " bytes are not a positive multiple of 8");
-  }
-  const size_t words = bytes.size() / sizeof(capnp::word);
-  kj::Array<capnp::word> copy;  // when the caller's bytes are not aligned
-  const auto* begin = reinterpret_cast<const capnp::word*>(bytes.data());
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(capnp::word) != 0) {
-    copy = kj::heapArray<capnp::word>(words);
-    std::memcpy(copy.begin(), bytes.data(), bytes.size());
-    begin = copy.begin();
-  }
-  Status result;
-  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
-                 capnp::ReaderOptions options;
-                 // Each word is visited at most twice (a pointer is looked at when it is checked and when it
-                 // is read); what is visited more often overlaps, which no honest sender produces.
-                 options.traversalLimitInWords = 2 * words + 64;
-                 options.nestingLimit = 16;
-                 capnp::FlatArrayMessageReader reader(kj::arrayPtr(begin, words), options);
-                 if (reader.getEnd() != begin + words) {
-                   result = malformed("bytes after the end");
-                   return;
-                 }
-                 result = use(reader.getRoot<Root>());
-               })) {
-    return malformed(exception->getDescription().cStr());
-  }
-  return result;
-}
-
-template <typename T, typename Root>
-Result<T> decode(std::span<const uint8_t> bytes, size_t limit) {
-  T value;
-  Status status = open<Root>(bytes, limit, [&](typename Root::Reader root) {
-    Result<T> result = read(root);
-    if (result.ok()) value = std::move(result).value();
-    return result.status();
-  });
-  if (!status.ok()) return status;
-  return value;
-}
-
-}  // namespace
 
 std::vector<uint8_t> encode(const Message& message) {
   return build<schema::Message>(words_for(message), [&](auto root) { write(message, root); });

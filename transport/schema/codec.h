@@ -1,8 +1,9 @@
-// The bytes of messages: standard Cap'n Proto framing, without any Cap'n Proto type. Used where a
-// message travels alone (the hello of a connection, the simulated network, fuzzing); RPC uses codec_capnp.h.
+// The bytes of messages and payloads: standard Cap'n Proto framing, without any Cap'n Proto type. Used where
+// a message travels alone (the hello of a connection, the simulated network, fuzzing) and for payloads, which
+// are the data of a chunk; RPC uses codec_capnp.h.
 //
 // decode_* accept any bytes: they never throw, allocate at most a small multiple of bytes.size(), and name
-// what is wrong.
+// what is wrong. Those of payloads may throw std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 
 #include "transport/base/status.h"
 #include "transport/messages.h"
+#include "transport/payloads.h"
 
 namespace dsgd::transport {
 
@@ -25,6 +27,10 @@ inline constexpr size_t kMaxDigests = 8 * 1024;          // of a Goodbye
 inline constexpr size_t kMaxAddresses = 256;             // of one member
 inline constexpr size_t kMaxObjectPartBytes = 16 << 20;  // ObjectPart::data
 inline constexpr size_t kMaxObjectDimensions = 64;
+inline constexpr size_t kMaxReplicas = 8 * 1024;  // of one worker
+inline constexpr size_t kMaxReasonBytes = 495;    // message of a Status in a payload
+// Of a payload: large enough for a count of each member.
+inline constexpr size_t kMaxPayloadBytes = kMaxMembers * sizeof(uint64_t) + 1024;
 inline constexpr size_t kMaxMessageBytes = kMaxObjectPartBytes + (64 << 10);  // any call or answer
 
 std::vector<uint8_t> encode(const Message& message);
@@ -45,6 +51,22 @@ Result<BulkHeader> decode_bulk_header(std::span<const uint8_t> bytes);
 // A Status cannot be the value of a Result: the return value says whether `bytes` were well formed.
 Status decode_status(std::span<const uint8_t> bytes, Status* status);
 Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply);
+
+std::vector<std::byte> encode(const StepHeader& header);
+std::vector<std::byte> encode(const StartHeader& header);
+std::vector<std::byte> encode(const WorkerGpus& gpus);
+std::vector<std::byte> encode(const TeamInvitation& invitation);
+std::vector<std::byte> encode(const ScheduleDigest& digest);
+std::vector<std::byte> encode(const OperationCounts& counts);
+std::vector<std::byte> encode(const ValueDigests& digests);
+
+Result<StepHeader> decode_step_header(std::span<const std::byte> bytes);
+Result<StartHeader> decode_start_header(std::span<const std::byte> bytes);
+Result<WorkerGpus> decode_worker_gpus(std::span<const std::byte> bytes);
+Result<TeamInvitation> decode_team_invitation(std::span<const std::byte> bytes);
+Result<ScheduleDigest> decode_schedule_digest(std::span<const std::byte> bytes);
+Result<OperationCounts> decode_operation_counts(std::span<const std::byte> bytes);
+Result<ValueDigests> decode_value_digests(std::span<const std::byte> bytes);
 
 const char* message_name(const Message& message);  // "JoinRequest", for logs and errors
 

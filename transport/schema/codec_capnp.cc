@@ -1,17 +1,13 @@
 #include "transport/schema/codec_capnp.h"
 
-#include <kj/exception.h>
-
 #include <algorithm>
 #include <string_view>
 #include <type_traits>
 
-#include "transport/base/utf8.h"
+#include "transport/schema/check.h"
 
 namespace dsgd::transport {
 namespace {
-
-Status malformed(const std::string& what) { return {Code::kIo, "malformed message: " + what}; }
 
 kj::StringPtr text(const std::string& from) { return {from.c_str(), from.size()}; }
 template <typename Bytes>
@@ -19,74 +15,9 @@ capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
 }
 
-// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters
-// except the newline, by '?'.
-std::string printable_text(std::string text) {
-  for (size_t i = 0; i < text.size(); ++i) {
-    const std::string_view rest = std::string_view(text).substr(i);
-    const size_t bytes = character_bytes(rest), control = text[i] == '\n' ? 0 : control_bytes(rest);
-    if (bytes == 0 || control > 0) {
-      text.replace(i, std::max<size_t>(bytes, 1), 1, '?');
-    } else {
-      i += bytes - 1;
-    }
-  }
-  return text;
-}
-
-// Reads fields and keeps the first error, so that a message is read one field a line.
-class Check {
+// Reads the parts of a Message.
+class MessageCheck : public Check {
  public:
-  const Status& status() const { return status_; }
-  bool ok() const { return status_.ok(); }
-  void fail(const std::string& what) {
-    if (status_.ok()) status_ = malformed(what);
-  }
-
-  void text(capnp::Text::Reader from, std::string* to, const char* field, size_t limit = kMaxNameBytes) {
-    if (!ok() || !length(from.size(), limit, field, "bytes")) return;
-    to->assign(from.cStr(), from.size());
-  }
-  // Reads a field whose size must be that of `to`.
-  template <typename Bytes>
-  void fixed(capnp::Data::Reader from, Bytes* to, const char* field) {
-    if (!ok()) return;
-    if (from.size() != to->size()) {
-      return fail(std::string(field) + " has " + std::to_string(from.size()) + " bytes instead of " +
-                  std::to_string(to->size()));
-    }
-    std::copy(from.begin(), from.end(), to->begin());
-  }
-  void job_nonce(capnp::Data::Reader from, std::string* to) {
-    if (!ok() || !length(from.size(), kMaxJobNonceBytes, "job nonce", "bytes")) return;
-    to->assign(reinterpret_cast<const char*>(from.begin()), from.size());
-  }
-  bool length(size_t n, size_t limit, const char* field, const char* unit) {
-    if (n > limit) {
-      fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
-           std::to_string(limit) + " allowed");
-    }
-    return ok();
-  }
-
-  void status(schema::Status::Reader from, Status* to) {
-    const int32_t code = from.getCode();
-    if (code == 0) {
-      *to = Status();
-      return;
-    }
-    if (code > 0) return fail("status code " + std::to_string(code) + " is positive");
-    std::string host, operation, parameter, message;
-    text(from.getHost(), &host, "host");
-    text(from.getOperation(), &operation, "operation");
-    text(from.getParameter(), &parameter, "parameter");
-    text(from.getMessage(), &message, "status message", kMaxTextBytes);
-    *to = Status(code_of(code), printable_text(std::move(message)))
-              .with_rank(from.getRank(), printable_text(std::move(host)))
-              .with_operation(printable_text(std::move(operation)))
-              .with_parameter(printable_text(std::move(parameter)));
-  }
-
   void member(schema::MemberInfo::Reader from, MemberInfo* to) {
     to->rank = from.getRank();
     text(from.getWorkerId(), &to->worker_id, "worker id");
@@ -110,9 +41,7 @@ class Check {
     if constexpr (std::is_same_v<T, Goodbye>) {
       to.steps = from.getSteps();
       to.first_call_not_made = from.getFirstCallNotMade();
-      const auto digests = from.getDigests();
-      if (!length(digests.size(), kMaxDigests, "list of digests", "entries")) return to;
-      for (const uint64_t digest : digests) to.digests.push_back(digest);
+      numbers(from.getDigests(), &to.digests, kMaxDigests, "list of digests");
     }
     if constexpr (std::is_same_v<T, Report>) to.peer = from.getPeer();
     return to;
@@ -189,10 +118,7 @@ class Check {
         to.put = part.getPut();
         to.fetch = part.getFetch();
         to.dtype = part.getDtype();
-        const auto shape = part.getShape();
-        if (ok() && length(shape.size(), kMaxObjectDimensions, "shape of an object", "entries")) {
-          for (const int64_t dimension : shape) to.shape.push_back(dimension);
-        }
+        numbers(part.getShape(), &to.shape, kMaxObjectDimensions, "shape of an object");
         return to;
       }
       case schema::Message::GOODBYE:
@@ -202,20 +128,7 @@ class Check {
          " (a newer protocol?)");
     return Empty{};
   }
-
- private:
-  Status status_;
 };
-
-// Runs a reader; what the library throws on invalid data becomes a Status.
-template <typename F>
-Status guarded(F&& body) {
-  Check check;
-  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] { body(check); })) {
-    return malformed(exception->getDescription().cStr());
-  }
-  return check.status();
-}
 
 template <typename T>
 void write_departure(const T& from, schema::Departure::Builder to) {
@@ -392,7 +305,7 @@ Status read(schema::Status::Reader from, Status* to) {
 
 Status read(schema::Reply::Reader from, Result<Message>* to) {
   Result<Message> value = Message(Empty{});
-  Status result = guarded([&](Check& check) {
+  Status result = guarded<MessageCheck>([&](MessageCheck& check) {
     switch (from.which()) {
       case schema::Reply::MESSAGE:
         value = check.message(from.getMessage());
@@ -462,7 +375,7 @@ Result<HelloReply> read(schema::HelloReply::Reader from) {
 
 Result<Message> read(schema::Message::Reader from) {
   Message to;
-  Status result = guarded([&](Check& check) { to = check.message(from); });
+  Status result = guarded<MessageCheck>([&](MessageCheck& check) { to = check.message(from); });
   if (!result.ok()) return result;
   return to;
 }

@@ -160,6 +160,53 @@ struct BulkHeader {
   offset @12 :UInt64;
 }
 
+# Payloads: the bytes of a chunk where an operation exchanges more than elements of a dtype. payloads.h documents the
+# fields.
+
+struct StepHeader {
+  step @0 :UInt64;
+  strategyVersion @1 :UInt64;
+  settings @2 :UInt64;
+  plan @3 :UInt64;
+  values @4 :UInt64;
+  learningRate @5 :Float64;
+  lossScale @6 :Float64;
+  stop @7 :Bool;
+  weights @8 :List(Float64);
+}
+
+struct StartHeader {
+  signature @0 :UInt64;
+  signatureLength @1 :UInt64;
+  replicas @2 :UInt32;
+  gpus @3 :UInt32;
+}
+
+struct WorkerGpus {
+  unusable @0 :Status;
+  version @1 :Int32;
+  devices @2 :List(Data);  # 16 bytes each
+}
+
+struct TeamInvitation {
+  failure @0 :Status;
+  communicator @1 :Data;  # 128 bytes; none with a failure
+}
+
+struct ScheduleDigest {
+  digest @0 :UInt64;
+  failure @1 :Status;
+}
+
+struct OperationCounts {
+  chunkBytes @0 :UInt64;
+  counts @1 :List(UInt64);
+}
+
+struct ValueDigests {
+  digests @0 :List(UInt64);
+}
+
 interface Wire {
   # The one object that the accepting side of a connection serves. Results carry a Status of their own, because an RPC
   # exception has no room for the rank, host, operation and parameter of an error.

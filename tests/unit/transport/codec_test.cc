@@ -6,6 +6,7 @@
 #include <capnp/serialize.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <random>
 
@@ -113,6 +114,44 @@ BulkHeader header() {
   return {1ull << 61, 1ull << 62, 4000000000u, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10};
 }
 
+template <typename Numbers>
+Numbers counting(size_t size) {
+  Numbers numbers{};
+  if constexpr (requires { numbers.resize(size); }) numbers.resize(size);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<typename Numbers::value_type>(i + 1);
+  return numbers;
+}
+
+Status reason() { return Status(Code::kUnsupported, "no GPU"); }
+
+// A payload by name: its bytes, and what its decoder says of any bytes.
+struct Payload {
+  const char* name;
+  std::vector<std::byte> bytes;
+  Status (*decode)(std::span<const std::byte> bytes);
+};
+// One of each kind, every field different from its default.
+std::vector<Payload> payloads() {
+  constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
+  const StepHeader step{kBig, kBig - 1, kBig - 2, kBig - 3, kBig - 4, 0.1, 65536, true, {0, 0.5, 1e9}};
+  const WorkerGpus gpus{reason(), 22803, {counting<std::array<uint8_t, 16>>(16), {1}}};
+  using Bytes = std::span<const std::byte>;
+  return {
+      {"StepHeader", encode(step), [](Bytes b) { return decode_step_header(b).status(); }},
+      {"StartHeader", encode(StartHeader{kBig, 1 << 20, 3, 2}),
+       [](Bytes b) { return decode_start_header(b).status(); }},
+      {"WorkerGpus", encode(gpus), [](Bytes b) { return decode_worker_gpus(b).status(); }},
+      {"TeamInvitation", encode(TeamInvitation{{}, counting<std::array<uint8_t, 128>>(128)}),
+       [](Bytes b) { return decode_team_invitation(b).status(); }},
+      {"ScheduleDigest", encode(ScheduleDigest{kBig, reason()}),
+       [](Bytes b) { return decode_schedule_digest(b).status(); }},
+      {"OperationCounts", encode(OperationCounts{kBig, {7, 0, kBig}}),
+       [](Bytes b) { return decode_operation_counts(b).status(); }},
+      {"ValueDigests", encode(ValueDigests{{kBig, 0, 3}}),
+       [](Bytes b) { return decode_value_digests(b).status(); }},
+  };
+}
+
 // All decoders on the same bytes; what matters is that they return.
 void decode_all(std::span<const uint8_t> bytes) {
   (void)decode_message(bytes);
@@ -125,6 +164,8 @@ void decode_all(std::span<const uint8_t> bytes) {
   (void)decode_status(bytes, &status);
   Result<Message> reply = Message(Empty{});
   (void)decode_reply(bytes, &reply);
+  static const auto kPayloads = payloads();
+  for (const Payload& payload : kPayloads) (void)payload.decode(std::as_bytes(bytes));
 }
 
 TEST(Codec, EveryKindOfMessageHasASample) {
@@ -210,6 +251,126 @@ TEST(Codec, TheHandshakeKeepsItsNoncesAndProofs) {
   ASSERT_TRUE(reply.ok()) << reply.status().message();
   EXPECT_TRUE(same(reply.value().status, detailed()));
   EXPECT_EQ(reply.value().proof, Proof{}) << "a refusal proves nothing";
+}
+
+TEST(Codec, PayloadsKeepAllFields) {
+  const StepHeader step{1, 2, 3, 4, 5, 0.1, 65536, true, {0, 0.5, 1e9}};
+  auto step_back = decode_step_header(encode(step));
+  ASSERT_TRUE(step_back.ok()) << step_back.status().message();
+  EXPECT_EQ(step_back->step, 1u);
+  EXPECT_EQ(step_back->strategy_version, 2u);
+  EXPECT_EQ(step_back->settings, 3u);
+  EXPECT_EQ(step_back->plan, 4u);
+  EXPECT_EQ(step_back->values, 5u);
+  EXPECT_EQ(step_back->learning_rate, 0.1);
+  EXPECT_EQ(step_back->loss_scale, 65536);
+  EXPECT_TRUE(step_back->stop);
+  EXPECT_EQ(step_back->weights, step.weights);
+
+  const StartHeader start{1, 2, 4, 3};
+  auto start_back = decode_start_header(encode(start));
+  ASSERT_TRUE(start_back.ok()) << start_back.status().message();
+  EXPECT_EQ(start_back.value(), start);
+
+  const WorkerGpus gpus{reason(), 22803, {counting<std::array<uint8_t, 16>>(16), {1}}};
+  auto gpus_back = decode_worker_gpus(encode(gpus));
+  ASSERT_TRUE(gpus_back.ok()) << gpus_back.status().message();
+  EXPECT_TRUE(same(gpus_back->unusable, gpus.unusable));
+  EXPECT_EQ(gpus_back->version, gpus.version);
+  EXPECT_EQ(gpus_back->devices, gpus.devices);
+
+  const TeamInvitation invitation{{}, counting<std::array<uint8_t, 128>>(128)};
+  auto invitation_back = decode_team_invitation(encode(invitation));
+  ASSERT_TRUE(invitation_back.ok()) << invitation_back.status().message();
+  EXPECT_TRUE(invitation_back->failure.ok());
+  EXPECT_EQ(invitation_back->communicator, invitation.communicator);
+  invitation_back = decode_team_invitation(encode(TeamInvitation{reason(), {}}));
+  ASSERT_TRUE(invitation_back.ok()) << invitation_back.status().message();
+  EXPECT_TRUE(same(invitation_back->failure, reason()));
+
+  auto schedule_back = decode_schedule_digest(encode(ScheduleDigest{9, reason()}));
+  ASSERT_TRUE(schedule_back.ok()) << schedule_back.status().message();
+  EXPECT_EQ(schedule_back->digest, 9u);
+  EXPECT_TRUE(same(schedule_back->failure, reason()));
+
+  auto counts_back = decode_operation_counts(encode(OperationCounts{8, {7, 0, 5}}));
+  ASSERT_TRUE(counts_back.ok()) << counts_back.status().message();
+  EXPECT_EQ(counts_back->chunk_bytes, 8u);
+  EXPECT_EQ(counts_back->counts, (std::vector<uint64_t>{7, 0, 5}));
+
+  auto digests_back = decode_value_digests(encode(ValueDigests{{7, 0, 5}}));
+  ASSERT_TRUE(digests_back.ok()) << digests_back.status().message();
+  EXPECT_EQ(digests_back->digests, (std::vector<uint64_t>{7, 0, 5}));
+}
+
+TEST(Codec, APayloadsReasonIsCut) {
+  auto back = decode_schedule_digest(encode(ScheduleDigest{0, Status(Code::kIo, std::string(9999, 'x'))}));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->failure.message(), std::string(kMaxReasonBytes, 'x'));
+  back =
+      decode_schedule_digest(encode(ScheduleDigest{0, Status(Code::kIo, std::string(494, 'x') + "\u20ac")}));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->failure.message(), std::string(494, 'x')) << "no half character";
+}
+
+// The lists of a payload may fill it, but not exceed what one worker can have.
+TEST(Codec, WhatExceedsTheLimitOfAPayloadIsNamed) {
+  const auto expect = [](const Status& status, const char* what) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+  };
+  StepHeader step;
+  step.weights.resize(kMaxReplicas);
+  EXPECT_TRUE(decode_step_header(encode(step)).ok());
+  step.weights.resize(kMaxReplicas + 1);
+  expect(decode_step_header(encode(step)).status(), "list of weights has 8193 entries");
+  expect(decode_start_header(encode(StartHeader{1, 1, kMaxReplicas + 1, 0})).status(),
+         "a worker has 8193 replicas");
+  expect(decode_start_header(encode(StartHeader{1, 1, 2, 3})).status(), "a worker has 3 GPUs");
+  expect(
+      decode_worker_gpus(encode(WorkerGpus{{}, 1, {kMaxReplicas + 1, std::array<uint8_t, 16>{}}})).status(),
+      "list of GPUs has 8193 entries");
+  ValueDigests digests;
+  digests.digests.resize(kMaxDigests + 1);
+  expect(decode_value_digests(encode(digests)).status(), "list of digests has 8193 entries");
+  OperationCounts counts;
+  counts.counts.resize(kMaxMembers);
+  EXPECT_TRUE(decode_operation_counts(encode(counts)).ok());
+  counts.counts.resize(kMaxMembers + 1);
+  expect(decode_operation_counts(encode(counts)).status(), "list of counts has 65537 entries");
+}
+
+TEST(Codec, AnIdentityOfAnotherSizeIsAnError) {
+  capnp::MallocMessageBuilder builder;
+  builder.initRoot<schema::WorkerGpus>().initDevices(1).init(0, 15);
+  auto flat = capnp::messageToFlatArray(builder);
+  auto result = decode_worker_gpus(std::as_bytes(std::span(flat.asBytes().begin(), flat.asBytes().size())));
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.status().message().find("identity of a GPU has 15 bytes instead of 16"), std::string::npos)
+      << result.status().message();
+}
+
+TEST(Codec, TruncatedAndExtendedPayloadsAreErrors) {
+  for (const Payload& payload : payloads()) {
+    ASSERT_TRUE(payload.decode(payload.bytes).ok()) << payload.name;
+    for (size_t n = 0; n < payload.bytes.size(); ++n) {
+      EXPECT_FALSE(payload.decode(std::span(payload.bytes).first(n)).ok())
+          << payload.name << " cut to " << n << " bytes";
+    }
+    auto longer = payload.bytes;
+    longer.resize(longer.size() + 8);
+    EXPECT_FALSE(payload.decode(longer).ok()) << payload.name << " with bytes after its end";
+  }
+}
+
+TEST(Codec, NoFlippedBitOfAPayloadDoesHarm) {
+  for (Payload payload : payloads()) {
+    for (size_t bit = 0; bit < payload.bytes.size() * 8; ++bit) {
+      payload.bytes[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+      (void)payload.decode(payload.bytes);
+      payload.bytes[bit / 8] ^= static_cast<std::byte>(1u << bit % 8);
+    }
+  }
 }
 
 TEST(Codec, EveryCodeSurvives) {
