@@ -1,9 +1,10 @@
 #include "core/mesh/signature.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/mesh/task.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 namespace {
@@ -45,23 +46,14 @@ bool same_operation(const transport::BulkHeader& one, const transport::BulkHeade
 }
 
 std::vector<std::byte> signature_payload(const Signature& signature) {
-  std::vector<uint64_t> numbers = {signature.chunk_bytes};
-  numbers.insert(numbers.end(), signature.counts.begin(), signature.counts.end());
-  std::vector<std::byte> payload(numbers.size() * sizeof(uint64_t));
-  std::memcpy(payload.data(), numbers.data(), payload.size());
-  return payload;
+  return transport::encode(transport::OperationCounts{signature.chunk_bytes, signature.counts});
 }
 
 bool read_signature(const transport::BulkHeader& header, std::span<const std::byte> payload, size_t workers,
                     Signature* signature) {
-  const size_t numbers = payload.size() / sizeof(uint64_t);
-  if (payload.size() % sizeof(uint64_t) != 0 || (numbers != 1 && numbers != 1 + workers)) return false;
-  signature->header = header;
-  std::memcpy(&signature->chunk_bytes, payload.data(), sizeof signature->chunk_bytes);
-  signature->counts.resize(numbers - 1);
-  if (numbers > 1)
-    std::memcpy(signature->counts.data(), payload.data() + sizeof(uint64_t),
-                payload.size() - sizeof(uint64_t));
+  auto counts = transport::decode_operation_counts(payload);
+  if (!counts.ok() || (!counts->counts.empty() && counts->counts.size() != workers)) return false;
+  *signature = {header, counts->chunk_bytes, std::move(counts->counts)};
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "core/membership/text.h"
 #include "core/reduce/kernels.h"
 #include "core/step/divergence.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 
@@ -202,43 +203,38 @@ void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> dat
 
 void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
                                Done done) {
-  struct Wire {
-    uint64_t digest;
-    int32_t code;
-    char message[500];
-  };
   const std::string algorithm = options_.algorithm.name;
   auto schedule = options_.algorithm.registered->schedule(rank(), size(), count);
-  Wire mine{schedule.ok() ? schedule.value()->digest : 0, static_cast<int32_t>(schedule.status().code()), {}};
-  std::strncpy(mine.message, schedule.status().message().c_str(), sizeof mine.message - 1);
-  std::vector<std::byte> bytes(sizeof mine);
-  std::memcpy(bytes.data(), &mine, sizeof mine);
+  const transport::ScheduleDigest mine{schedule.ok() ? schedule.value()->digest : 0, schedule.status()};
   BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kScheduled, count);
   like.reduction = static_cast<uint8_t>(reduction);
   like.tag = mesh_->peers.chunk_bytes();
-  exchange(std::move(call), like, std::move(bytes), "",
-           [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-             if (!status.ok()) return done(status);
-             uint64_t first = 0;
-             for (size_t rank = 0; rank < all.size(); ++rank) {
-               Wire theirs{};
-               std::memcpy(&theirs, all[rank].data(), std::min(all[rank].size(), sizeof theirs));
-               theirs.message[sizeof theirs.message - 1] = 0;
-               const auto failed = [&](Code code, const std::string& message) {
-                 done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
-               };
-               if (theirs.code != 0) return failed(code_of(theirs.code), theirs.message);
-               if (rank == 0) first = theirs.digest;
-               if (theirs.digest != first) {
-                 return failed(Code::kMismatch,
-                               "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
-                                   std::to_string(count) + " elements rank 0 and rank " +
-                                   std::to_string(rank) +
-                                   " have different schedules; register the same function on all workers");
-               }
-             }
-             done({});
-           });
+  exchange(
+      std::move(call), like, transport::encode(mine), "",
+      [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+        if (!status.ok()) return done(status);
+        uint64_t first = 0;
+        for (size_t rank = 0; rank < all.size(); ++rank) {
+          auto theirs = transport::decode_schedule_digest(all[rank]);
+          const auto failed = [&](Code code, const std::string& message) {
+            done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
+          };
+          if (!theirs.ok()) {
+            return failed(Code::kInternal, "all-reduce: the schedule digest of rank " + std::to_string(rank) +
+                                               " is invalid: " + theirs.status().message() +
+                                               "; all workers must run the same version of dsgd");
+          }
+          if (!theirs->failure.ok()) return failed(theirs->failure.code(), theirs->failure.message());
+          if (rank == 0) first = theirs->digest;
+          if (theirs->digest != first) {
+            return failed(Code::kMismatch,
+                          "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
+                              std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
+                              " have different schedules; register the same function on all workers");
+          }
+        }
+        done({});
+      });
 }
 
 void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,

@@ -209,7 +209,8 @@ class Engine final : public SessionEvents {
   Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& said,
                               const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
-  Status other_version(int32_t rank) const;
+  // `why`: what is wrong with the message of that rank.
+  Status other_version(int32_t rank, const Status& why) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
   // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another
   // device.

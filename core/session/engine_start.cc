@@ -13,6 +13,7 @@
 #include "core/collectives/direct.h"
 #include "core/config/config.h"
 #include "core/session/engine.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 
@@ -21,11 +22,6 @@ using transport::BulkHeader;
 namespace {
 
 constexpr size_t kBucketOfOneGpu = 64 << 20;  // bytes
-
-struct StartWire {
-  uint64_t hash, length;
-  uint32_t replicas, gpus;
-};
 
 // A plan in one line; or why there is none.
 std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
@@ -94,30 +90,26 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
     total_replicas_ = replicas;
     return agreed({own_gpus});
   }
-  const StartWire wire{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
-  std::vector<std::byte> bytes(sizeof wire);
-  std::memcpy(bytes.data(), &wire, sizeof wire);
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), std::move(bytes),
+  const transport::StartHeader header{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(header),
            "dsgd_start",
            [this, call, mine, unusable, agreed, done](const Status& status,
                                                       const std::vector<std::vector<std::byte>>& all) {
              if (!status.ok()) return done(status);
              bool equal = true;
              std::vector<uint32_t> gpus_of;
-             uint64_t length = 0, hash = 0;
+             transport::StartHeader first;
              total_replicas_ = 0;
              for (size_t rank = 0; rank < all.size(); ++rank) {
-               StartWire theirs{};
-               if (all[rank].size() != sizeof theirs) {
-                 return done(other_version(static_cast<int32_t>(rank)));
-               }
-               std::memcpy(&theirs, all[rank].data(), sizeof theirs);
-               if (rank == 0) length = theirs.length, hash = theirs.hash;
-               equal = equal && theirs.hash == hash && theirs.length == length;
-               total_replicas_ += theirs.replicas;
-               gpus_of.push_back(std::min(theirs.gpus, theirs.replicas));
+               auto theirs = transport::decode_start_header(all[rank]);
+               if (!theirs.ok()) return done(other_version(static_cast<int32_t>(rank), theirs.status()));
+               if (rank == 0) first = theirs.value();
+               equal = equal && theirs->signature == first.signature &&
+                       theirs->signature_length == first.signature_length;
+               total_replicas_ += theirs->replicas;
+               gpus_of.push_back(theirs->gpus);
              }
-             if (!equal) return compare_signatures(call, mine, length, done);
+             if (!equal) return compare_signatures(call, mine, first.signature_length, done);
              if (!unusable.ok()) return done(unusable);
              agreed(gpus_of);
            });

@@ -1,84 +1,46 @@
 // Forms the teams of workers whose GPU gradients NCCL reduces. All workers agree on them at start.
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <map>
 
 #include "core/session/engine.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 namespace {
 
-// A worker's message about its devices; their identities follow.
-struct DevicesWire {
-  int32_t code = 0;  // why they can be in no team, or 0
-  int32_t version = 0;
-  char text[496] = {};
-};
-// The message of a team's first worker to its members.
-struct CommunicatorWire {
-  int32_t code = 0;
-  char text[500] = {};
-  device::CommunicatorId id = {};
-};
+using transport::TeamInvitation;
+using transport::WorkerGpus;
 
-template <typename Wire>
-void say(const Status& status, Wire* wire) {
-  wire->code = static_cast<int32_t>(status.code());
-  std::strncpy(wire->text, status.message().c_str(), sizeof wire->text - 1);
-}
-
-// Returns false if the bytes are not a message of this version.
-template <typename Wire>
-bool hear(const std::vector<std::byte>& bytes, size_t more, int32_t rank, Wire* wire, Status* status) {
-  if (bytes.size() != sizeof *wire + more) return false;
-  std::memcpy(wire, bytes.data(), sizeof *wire);
-  wire->text[sizeof wire->text - 1] = 0;
-  if (wire->code == 0) return true;
-  *status = Status(code_of(wire->code), "rank " + std::to_string(rank) + ": " + wire->text).with_rank(rank);
-  return true;
-}
-
-template <typename Wire>
-std::vector<std::byte> bytes_of(const Wire& wire) {
-  std::vector<std::byte> bytes(sizeof wire);
-  std::memcpy(bytes.data(), &wire, sizeof wire);
-  return bytes;
-}
-
-struct OfWorker {
-  std::vector<device::DeviceId> ids;
-  int32_t version = 0;
-  Status unusable;
-};
-
-bool less(const device::DeviceId& a, const device::DeviceId& b) {
-  return std::memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0;
+// A reason as its worker gave it, with the worker's rank.
+Status of_rank(int32_t rank, const Status& reason) {
+  if (reason.ok()) return {};
+  return Status(reason.code(), "rank " + std::to_string(rank) + ": " + reason.message()).with_rank(rank);
 }
 
 // Returns why these workers cannot be one team, else OK.
-Status obstacle(const std::vector<OfWorker>& all, const std::vector<int32_t>& ranks) {
-  std::map<device::DeviceId, int32_t, decltype(&less)> holders(&less);
+Status obstacle(const std::vector<WorkerGpus>& all, const std::vector<int32_t>& ranks) {
+  std::map<std::array<uint8_t, 16>, int32_t> holders;
   const int32_t first = ranks.front(), version = all[static_cast<size_t>(first)].version;
   for (int32_t rank : ranks) {
-    const OfWorker& worker = all[static_cast<size_t>(rank)];
-    const auto of_rank = [&](Code code, const std::string& text) {
-      return Status(code, text).with_rank(rank);
-    };
+    const WorkerGpus& worker = all[static_cast<size_t>(rank)];
     if (!worker.unusable.ok()) return worker.unusable;
     if (worker.version != version) {
-      return of_rank(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                                          " have different versions of NCCL (" + std::to_string(version) +
-                                          " and " + std::to_string(worker.version) +
-                                          "); install the same version on all workers");
+      return Status(Code::kMismatch, "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
+                                         " have different versions of NCCL (" + std::to_string(version) +
+                                         " and " + std::to_string(worker.version) +
+                                         "); install the same version on all workers")
+          .with_rank(rank);
     }
-    for (const device::DeviceId& id : worker.ids) {
+    for (const auto& id : worker.devices) {
       const auto [holder, fresh] = holders.emplace(id, rank);
       if (fresh) continue;
-      return of_rank(Code::kUnsupported,
-                     "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
-                         " use one GPU, which NCCL does not allow; give each worker GPUs of its own, or "
-                         "give one worker several replicas");
+      return Status(Code::kUnsupported,
+                    "rank " + std::to_string(holder->second) + " and rank " + std::to_string(rank) +
+                        " use one GPU, which NCCL does not allow; give each worker GPUs of its own, or "
+                        "give one worker several replicas")
+          .with_rank(rank);
     }
   }
   return {};
@@ -133,17 +95,13 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
 
   std::vector<std::byte> mine;
   if (gpus_of[static_cast<size_t>(rank())] > 0) {
-    DevicesWire wire;
+    WorkerGpus own;
     auto library = communicator_library();
-    if (library.ok()) wire.version = library.value().version;
-    say(library.status(), &wire);
+    own.unusable = library.status();
+    if (library.ok()) own.version = library.value().version;
     if (library.ok()) log_->info(library.value().description);
-    mine = bytes_of(wire);
-    for (const auto& gpu : gpus()) {
-      const device::DeviceId id = gpu->identity();
-      const std::byte* bytes = reinterpret_cast<const std::byte*>(id.bytes);
-      mine.insert(mine.end(), bytes, bytes + sizeof id.bytes);
-    }
+    for (const auto& gpu : gpus()) own.devices.push_back(std::to_array(gpu->identity().bytes));
+    mine = transport::encode(own);
   }
   const auto heard = [this, call, gpus_of, demanded, done](const Status& status,
                                                            const std::vector<std::vector<std::byte>>& all) {
@@ -160,17 +118,20 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
 // Computes the teams from the messages of all workers, so all workers get the same result.
 Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& said,
                                     const std::vector<uint32_t>& gpus_of, bool demanded) {
-  std::vector<OfWorker> workers(said.size());
+  std::vector<WorkerGpus> workers(said.size());
   std::map<std::string, std::vector<int32_t>> candidates;
   for (size_t r = 0; r < said.size(); ++r) {
     if (gpus_of[r] == 0) continue;
     const int32_t rank = static_cast<int32_t>(r);
-    DevicesWire wire;
-    workers[r].ids.resize(gpus_of[r]);
-    const size_t ids = gpus_of[r] * sizeof(device::DeviceId);
-    if (!hear(said[r], ids, rank, &wire, &workers[r].unusable)) return other_version(rank);
-    std::memcpy(workers[r].ids.data(), said[r].data() + sizeof wire, ids);
-    workers[r].version = wire.version;
+    auto gpus = transport::decode_worker_gpus(said[r]);
+    if (!gpus.ok()) return other_version(rank, gpus.status());
+    if (gpus->devices.size() != gpus_of[r]) {
+      return other_version(
+          rank, Status(Code::kIo, std::to_string(gpus->devices.size()) + " identities of GPUs instead of " +
+                                      std::to_string(gpus_of[r])));
+    }
+    workers[r] = std::move(gpus).value();
+    workers[r].unusable = of_rank(rank, workers[r].unusable);
     const bool by_node = mesh_ && !options_.internode_nccl;
     candidates[by_node ? mesh_->members().view().members[r].machine : ""].push_back(rank);
   }
@@ -196,9 +157,10 @@ Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& s
   return Teams(std::move(members));
 }
 
-Status Engine::other_version(int32_t rank) const {
+Status Engine::other_version(int32_t rank, const Status& why) const {
   return Status(Code::kMismatch, "dsgd_start: rank " + std::to_string(rank) +
-                                     " runs another version of dsgd; install the same version on all workers")
+                                     " runs another version of dsgd (" + why.message() +
+                                     "); install the same version on all workers")
       .with_rank(rank)
       .with_operation("dsgd_start");
 }
@@ -225,28 +187,28 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     fail(why, true);
     done(why);
   };
-  CommunicatorWire mine;
+  TeamInvitation mine;
   if (in_team && member.team == rank()) {
     auto id = gpus().front()->new_communicator_id();
-    say(id.status(), &mine);
-    if (id.ok()) mine.id = id.value();
+    mine.failure = id.status();
+    if (id.ok()) mine.communicator = std::to_array(id.value().bytes);
   }
   const auto told = [this, member, joining, joined, done](const Status& status,
                                                           const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
     if (!joining) return joined({});
-    CommunicatorWire theirs;
-    Status failed;
-    if (!hear(all[static_cast<size_t>(member.team)], 0, member.team, &theirs, &failed))
-      return done(other_version(member.team));
-    if (!failed.ok()) return joined(failed);
+    auto theirs = transport::decode_team_invitation(all[static_cast<size_t>(member.team)]);
+    if (!theirs.ok()) return done(other_version(member.team, theirs.status()));
+    if (!theirs->failure.ok()) return joined(of_rank(member.team, theirs->failure));
+    device::CommunicatorId id;
+    std::copy(theirs->communicator.begin(), theirs->communicator.end(), id.bytes);
     log_->info("GPUs " + std::to_string(member.first) + " to " +
                std::to_string(member.first + member.devices - 1) + " of " + std::to_string(member.size) +
                " whose gradients NCCL reduces");
-    joining->join(theirs.id, member.first, member.size, deadline(), joined);
+    joining->join(id, member.first, member.size, deadline(), joined);
   };
-  if (!mesh_) return told({}, {bytes_of(mine)});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), bytes_of(mine),
+  if (!mesh_) return told({}, {transport::encode(mine)});
+  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), transport::encode(mine),
            "dsgd_start", told);
 }
 

@@ -9,7 +9,8 @@
 namespace dsgd {
 namespace {
 
-constexpr size_t kMaxDigests = transport::kSmallBytes / sizeof(uint64_t);
+// They are exchanged in one small message, whose framing needs some room.
+constexpr size_t kMaxDigests = transport::kSmallBytes / sizeof(uint64_t) - 8;
 
 std::vector<const Parameter*> trained(const Model& model) {
   std::vector<const Parameter*> parameters;

@@ -10,15 +10,10 @@
 #include "core/config/config.h"
 #include "core/reduce/exact_sum.h"
 #include "core/step/divergence.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 namespace {
-
-struct HeaderWire {  // little-endian, as all machines that dsgd runs on
-  uint64_t step, version, settings, plan, values;
-  double rate, loss_scale;
-  uint32_t stop, replicas;
-};
 
 std::string hex(uint64_t value) {
   char text[17];
@@ -81,21 +76,10 @@ Status settings_difference(const std::string& step, const Group& group,
 }
 
 std::vector<std::byte> make_header(const StepState& state, const HeaderDigests& digests) {
-  const uint32_t replicas = static_cast<uint32_t>(state.request.weights.size());
-  const HeaderWire wire{state.request.step,
-                        digests.strategy_version,
-                        settings_digest(state.model),
-                        digests.plan,
-                        digests.values,
-                        state.model.optimizer->learning_rate(),
-                        state.model.loss_scale.factor(),
-                        state.request.stop,
-                        replicas};
-  std::vector<std::byte> bytes(sizeof wire + replicas * sizeof(double));
-  std::memcpy(bytes.data(), &wire, sizeof wire);
-  if (replicas)
-    std::memcpy(bytes.data() + sizeof wire, state.request.weights.data(), replicas * sizeof(double));
-  return bytes;
+  return transport::encode(
+      transport::StepHeader{state.request.step, digests.strategy_version, settings_digest(state.model),
+                            digests.plan, digests.values, state.model.optimizer->learning_rate(),
+                            state.model.loss_scale.factor(), state.request.stop, state.request.weights});
 }
 
 HeaderVerdict read_headers(StepState* state, const Group* group,
@@ -103,20 +87,22 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
   WeightDigits weights{};
   state->positive = 0;
   state->result.stop = false;
-  HeaderWire first{};
+  transport::StepHeader first;
   const std::string operation = state->name();
   const size_t first_rank = group ? static_cast<size_t>(group->ranks.front()) : 0;
   for (size_t rank = first_rank; rank < headers.size(); ++rank) {
     if (group && group->place_of(static_cast<int32_t>(rank)) < 0) continue;
-    HeaderWire wire;
-    if (headers[rank].size() < sizeof wire) {
-      return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a step header of " +
-                                         std::to_string(headers[rank].size()) + " bytes")
+    const auto invalid = [&](const std::string& what) -> HeaderVerdict {
+      return Status(Code::kInternal, operation + ": the step header of rank " + std::to_string(rank) +
+                                         " is invalid: " + what +
+                                         "; all workers must run the same version of dsgd")
           .with_rank(static_cast<int32_t>(rank))
           .with_operation(operation);
-    }
-    std::memcpy(&wire, headers[rank].data(), sizeof wire);
-    if (rank == first_rank) first = wire;
+    };
+    const Result<transport::StepHeader> decoded = transport::decode_step_header(headers[rank]);
+    if (!decoded.ok()) return invalid(decoded.status().message());
+    const transport::StepHeader& header = decoded.value();
+    if (rank == first_rank) first = header;
     const auto differs = [&](const std::string& what, const std::string& zero, const std::string& here,
                              const std::string& remedy) -> HeaderVerdict {
       return Status(Code::kMismatch, operation + ": workers disagree on " + what + ": rank " +
@@ -125,51 +111,40 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
           .with_rank(static_cast<int32_t>(rank))
           .with_operation(operation);
     };
-    if (wire.step != first.step) {
-      return differs("the step's index", std::to_string(first.step), std::to_string(wire.step),
+    if (header.step != first.step) {
+      return differs("the step's index", std::to_string(first.step), std::to_string(header.step),
                      "all workers must make the same number of steps");
     }
-    if (wire.version != first.version) {
-      return differs("the number of strategy changes", std::to_string(first.version),
-                     std::to_string(wire.version),
+    if (header.strategy_version != first.strategy_version) {
+      return differs("the number of strategy changes", std::to_string(first.strategy_version),
+                     std::to_string(header.strategy_version),
                      "dsgd_strategy_set is called by all workers between the same steps");
     }
-    if (std::memcmp(&wire.rate, &first.rate, sizeof wire.rate) != 0) {
-      return differs("the learning rate", number_text(first.rate), number_text(wire.rate),
+    if (std::memcmp(&header.learning_rate, &first.learning_rate, sizeof header.learning_rate) != 0) {
+      return differs("the learning rate", number_text(first.learning_rate), number_text(header.learning_rate),
                      "set the same rate on all workers");
     }
-    if (wire.loss_scale != first.loss_scale) {
-      return differs("the loss scale", number_text(first.loss_scale), number_text(wire.loss_scale),
+    if (header.loss_scale != first.loss_scale) {
+      return differs("the loss scale", number_text(first.loss_scale), number_text(header.loss_scale),
                      "all workers compute it from the same results, so this is a defect of dsgd");
     }
-    if (wire.settings != first.settings)
+    if (header.settings != first.settings)
       return {Status(Code::kMismatch, "settings differ"), HeaderVerdict::Difference::kSettings};
-    if (wire.plan != first.plan) {
+    if (header.plan != first.plan) {
       return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan),
-                     hex(wire.plan), "the functions of a plug-in must give the same answers on all workers");
+                     hex(header.plan),
+                     "the functions of a plug-in must give the same answers on all workers");
     }
-    if (wire.values != first.values) {
+    if (header.values != first.values) {
       const std::string what =
           "values of rank " + std::to_string(rank) + " against rank " + std::to_string(first_rank);
       return {diverged(operation, what).with_rank(static_cast<int32_t>(rank)),
               HeaderVerdict::Difference::kValues};
     }
-    if (headers[rank].size() != sizeof wire + wire.replicas * sizeof(double)) {
-      return Status(Code::kInternal, "rank " + std::to_string(rank) + " sent a malformed step header")
-          .with_rank(static_cast<int32_t>(rank))
-          .with_operation(operation);
-    }
-    state->result.stop = state->result.stop || wire.stop;
-    for (uint32_t r = 0; r < wire.replicas; ++r) {
-      double weight;
-      std::memcpy(&weight, headers[rank].data() + sizeof wire + r * sizeof weight, sizeof weight);
-      if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit))) {
-        return Status(Code::kInternal, "rank " + std::to_string(rank) +
-                                           " sent an invalid weight in its step header; all workers must "
-                                           "run the same version of dsgd")
-            .with_rank(static_cast<int32_t>(rank))
-            .with_operation(operation);
-      }
+    state->result.stop = state->result.stop || header.stop;
+    for (const double weight : header.weights) {
+      if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit)))
+        return invalid("weight " + number_text(weight));
       add_weight(weights, weight);
       state->positive += weight > 0;
     }

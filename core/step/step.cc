@@ -11,6 +11,7 @@
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 #include "core/step/divergence.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 
@@ -165,15 +166,21 @@ void Step::compare_values(std::function<void()> agreed) {
   values_.digest_all([this, agreed = std::move(agreed)](const Status& status, std::vector<uint64_t> mine) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
-    const auto* begin = reinterpret_cast<const std::byte*>(mine.data());
     exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
-             {begin, begin + mine.size() * sizeof mine[0]}, [this, agreed](const auto& all) {
+             transport::encode(transport::ValueDigests{std::move(mine)}), [this, agreed](const auto& all) {
                std::map<int32_t, std::vector<uint64_t>> digests;
                for (size_t place = 0; place < all.size(); ++place) {
-                 std::vector<uint64_t>& theirs = digests[group_.workers()->ranks[place]];
-                 theirs.resize(all[place].size() / sizeof theirs[0]);
-                 if (!theirs.empty())
-                   std::memcpy(theirs.data(), all[place].data(), theirs.size() * sizeof theirs[0]);
+                 const int32_t rank = group_.workers()->ranks[place];
+                 auto theirs = transport::decode_value_digests(all[place]);
+                 if (!theirs.ok()) {
+                   return fail(Status(Code::kInternal, name() + ": the value digests of rank " +
+                                                           std::to_string(rank) +
+                                                           " are invalid: " + theirs.status().message() +
+                                                           "; all workers must run the same version of dsgd")
+                                   .with_rank(rank)
+                                   .with_operation(name()));
+                 }
+                 digests[rank] = std::move(theirs).value().digests;
                }
                const Status same = find_divergence(state_.model, digests, name());
                same.ok() ? agreed() : fail(same);

@@ -43,9 +43,9 @@ LIBRARIES = re.compile(r"uv\.h|capnp/|kj/|pthread\.h|sys/|netinet/|arpa/|unistd\
 CUDA = re.compile(r"cuda|nccl\.h|driver_types\.h")
 # It is a library of its own, whose communicators need a thread; core's come from the loop.
 PLUGIN_MAY = {"thread", "condition_variable"}
-INTERFACES = ["loop.h", "poster.h", "bounded_calls.h", "network.h", "messages.h"]
-# core may include the interfaces of transport and its base.
-CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|messages|base/status|base/utf8)\.h")
+INTERFACES = ["loop.h", "poster.h", "bounded_calls.h", "network.h", "messages.h", "payloads.h"]
+# core may include the interfaces of transport, its base, and the codec, whose header shows no library.
+CORE_MAY_SEE = re.compile(r"transport/(loop|poster|bounded_calls|network|messages|payloads|schema/codec|base/status|base/utf8)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -17,6 +17,7 @@
 #include "core/membership/probe.h"
 #include "core/mesh/mesh.h"
 #include "core/reduce/kernels.h"
+#include "transport/schema/codec.h"
 #include "transport/sim/world.h"
 
 namespace dsgd {
@@ -689,7 +690,7 @@ TEST_F(HostilePeer, SignaturesOfOperationsFarAheadAreForgotten) {
   ahead.phase = kSignaturePhase;
   for (uint64_t call = 1000; call > 1; --call) {
     ahead.operation = operation_number(call, 0);
-    attacker->send(ahead, std::vector<std::byte>(3 * sizeof(uint64_t)), false);
+    attacker->send(ahead, transport::encode(transport::OperationCounts{4096, {1, 2}}), false);
   }
   world.run_for(1s);
   begin("exchange", kFirst);
