@@ -104,14 +104,23 @@ struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head
 };
 
 // ---- worker -> worker
-// The operation failed at the sender. With the cause kWaitTimeout it is a question instead: the sender's
-// deadline has passed, and it asks whether the receiver has begun the operation. The answer is OK if it has.
-struct OperationFailed {
+struct OperationFailed {  // the operation failed at the sender
   uint64_t view = 0;
   int32_t rank = -1;  // the sender
   uint64_t operation = 0;
-  bool session = false;  // true: the whole session failed, not this operation alone
   Status cause;
+};
+struct SessionFailed {  // the sender's session failed, and no operation of it goes on
+  uint64_t view = 0;
+  int32_t rank = -1;  // the sender
+  Status cause;
+};
+// The sender's deadline for the operation has passed, and it asks whether the receiver has begun the
+// operation. The answer is Empty if it has. The receiver's operation times out, too.
+struct HasBegun {
+  uint64_t view = 0;
+  int32_t rank = -1;  // the sender
+  uint64_t operation = 0;
 };
 // Announces an object; the answer comes when the receiver has it. Or, with `remove` or `fetch`, a request.
 struct ObjectPart {
@@ -139,7 +148,7 @@ struct Goodbye {  // last message on a connection that is closed on purpose
 struct Empty {};
 
 using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
-                             OperationFailed, ObjectPart, Goodbye>;
+                             OperationFailed, ObjectPart, Goodbye, SessionFailed, HasBegun>;
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {

@@ -70,7 +70,7 @@ Task* Operations::begin(Operation& operation, transport::Time deadline) {
   operation.begun = loop().now();
   operation.heard.assign(members().view().members.size(), 0);
   if (deadline != transport::kNever)
-    operation.timer = loop().schedule(deadline, [this, number] { deadline_passed(number); });
+    operation.timer = loop().schedule(deadline, [this, number] { on_deadline_passed(number); });
   if (!operation.failed_early.ok()) {
     end_with(number, Status(operation.failed_early));
     return nullptr;
@@ -284,8 +284,6 @@ bool Operations::has_begun(uint64_t number) const {
 }
 
 void Operations::on_operation_failed(const transport::OperationFailed& message) {
-  // A question (see OperationFailed). The answer to it has already said whether the operation has begun here.
-  if (message.cause.code() == Code::kWaitTimeout) return deadline_passed(message.operation);
   // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one
   // earlier.
   const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
@@ -299,7 +297,7 @@ void Operations::on_refused(uint64_t number, const Status& why) {
 
 // A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error
 // names those that have not. A peer that receives the question ends the operation with a timeout, too.
-void Operations::deadline_passed(uint64_t number) {
+void Operations::on_deadline_passed(uint64_t number) {
   Operation* const operation = find_open(number);
   if (!operation || operation->asked) return;
   Task& task = *operation->task;
@@ -310,9 +308,7 @@ void Operations::deadline_passed(uint64_t number) {
     if (Operation* const open = find_open(number)) open->timer = 0;
     time_out(number);
   });
-  const transport::OperationFailed question{
-      members().view().view, peers_.rank(), number, false,
-      Status(Code::kWaitTimeout, task.name() + ": the deadline has passed")};
+  const transport::HasBegun question{members().view().view, peers_.rank(), number};
   for (int32_t rank = 0; rank < peers_.size(); ++rank) {
     if (rank == peers_.rank() || peers_.has_left(rank)) continue;
     ++operation->unanswered;

@@ -66,6 +66,7 @@ class Operations final : public OperationEvents {
                    std::unique_ptr<transport::BulkReceipt> receipt) override;
   bool has_begun(uint64_t operation) const override;
   void on_operation_failed(const transport::OperationFailed& message) override;
+  void on_deadline_passed(uint64_t number) override;
   void on_refused(uint64_t operation, const Status& why) override;
   void on_left(int32_t rank) override;
   void on_last_answer(int32_t rank) override;
@@ -121,7 +122,6 @@ class Operations final : public OperationEvents {
   void end_with(uint64_t number, const Status& cause);
   void end_open(uint64_t first, uint64_t last, const Status& cause);  // the operations [first, last)
   void forget_excess();
-  void deadline_passed(uint64_t number);
   void time_out(uint64_t number);
   void hear(Operation& operation, int32_t rank);
   void end_wait(const Operation& operation, int32_t rank, bool failed);

@@ -272,7 +272,9 @@ void Peers::drop_unsent() {
 
 void Peers::tell_failure(uint64_t operation, bool session, const Status& cause) {
   if (!opened_) return;
-  const transport::OperationFailed message{members_.view().view, rank(), operation, session, cause};
+  const uint64_t view = members_.view().view;
+  const Message message = session ? Message(transport::SessionFailed{view, rank(), cause})
+                                  : Message(transport::OperationFailed{view, rank(), operation, cause});
   for (int32_t rank = 0; rank < size(); ++rank) {
     // A lost worker without a connection would not receive it, and closing would wait for the end of the
     // dialling.
@@ -463,15 +465,20 @@ void Peers::drop_early(const ServerChannel& channel, const Status& why) {
 void Peers::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   note_use(channel);
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
-    const bool begun = opened_ && (failed->session || operations_->has_begun(failed->operation));
+    respond(Message(transport::Empty{}));
+    if (is_from_peer(failed->view, failed->rank) && !failed->cause.ok())
+      operations_->on_operation_failed(*failed);
+  } else if (auto* broken = std::get_if<transport::SessionFailed>(&request)) {
+    respond(Message(transport::Empty{}));
+    const Status& cause = broken->cause;
+    if (is_from_peer(broken->view, broken->rank) && !cause.ok())
+      session_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : broken->rank, cause);
+  } else if (auto* question = std::get_if<transport::HasBegun>(&request)) {
+    const bool begun = opened_ && operations_->has_begun(question->operation);
     respond(begun ? Result<Message>(Message(transport::Empty{}))
                   : Status(Code::kState,
-                           "this worker has not begun operation " + std::to_string(failed->operation)));
-    const bool valid = opened_ && failed->view == members_.view().view && !failed->cause.ok() &&
-                       members_.is_peer(failed->rank);
-    if (!valid) return;  // not what a worker of dsgd sends
-    if (!failed->session) return operations_->on_operation_failed(*failed);
-    session_.on_peer_failure(failed->cause.rank() >= 0 ? failed->cause.rank() : failed->rank, failed->cause);
+                           "this worker has not begun operation " + std::to_string(question->operation)));
+    if (is_from_peer(question->view, question->rank)) operations_->on_deadline_passed(question->operation);
   } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
     // The answer depends on this worker's rank, which is known only once the mesh is open.
     if (!opened_) return early_.push_back({&channel, {}, nullptr, std::move(*part), std::move(respond)});

@@ -69,6 +69,7 @@ class OperationEvents {
                            std::unique_ptr<transport::BulkReceipt> receipt) = 0;
   virtual bool has_begun(uint64_t operation) const = 0;
   virtual void on_operation_failed(const transport::OperationFailed& message) = 0;
+  virtual void on_deadline_passed(uint64_t operation) = 0;  // at a peer
   // A peer has refused a small chunk.
   virtual void on_refused(uint64_t operation, const Status& why) = 0;
   // A peer has left in good order. Its answers may still come, until on_last_answer.
@@ -209,6 +210,9 @@ class Peers final : public transport::ServerHandler {
   // Closes a connection that does not belong to this job.
   void disconnect_stranger(transport::ServerChannel& channel);
   void drop_early(const transport::ServerChannel& channel, const Status& why);
+  bool is_from_peer(uint64_t view, int32_t rank) const {
+    return opened_ && view == members_.view().view && members_.is_peer(rank);
+  }
   bool is_connected(int32_t rank) const;  // has a connection to this worker
   // Incoming connections that `chosen` returns true for, in order of arrival: a simulated job is the same
   // each time.

@@ -33,11 +33,13 @@ std::vector<Message> messages() {
           Renew{1, 1},
           Leave{1, 1, problem()},
           Report{1, 1, problem(), 2},
-          OperationFailed{1, 1, 17, true, problem()},
+          OperationFailed{1, 1, 17, problem()},
           ObjectPart{1, 1, "name", 100, 0, {1, 2, 3, 4, 5}, false, 7, 4, {10, 10}},
           ObjectPart{1, 0, "name", 0, 0, {}, true, 7},
           ObjectPart{1, 0, "name", 0, 4096, {}, false, 7, -1, {}, true},
-          Goodbye{1, 1, {}, 5, {1, 2}, 7}};
+          Goodbye{1, 1, {}, 5, {1, 2}, 7},
+          SessionFailed{1, 1, problem()},
+          HasBegun{1, 1, 17}};
 }
 
 BulkHeader header(uint64_t operation) {

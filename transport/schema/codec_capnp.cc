@@ -98,9 +98,18 @@ class MessageCheck : public Check {
         to.view = part.getView();
         to.rank = part.getRank();
         to.operation = part.getOperation();
-        to.session = part.getSession();
         status(part.getCause(), &to.cause);
         return to;
+      }
+      case schema::Message::SESSION_FAILED: {
+        auto part = from.getSessionFailed();
+        SessionFailed to{part.getView(), part.getRank(), {}};
+        status(part.getCause(), &to.cause);
+        return to;
+      }
+      case schema::Message::HAS_BEGUN: {
+        auto part = from.getHasBegun();
+        return HasBegun{part.getView(), part.getRank(), part.getOperation()};
       }
       case schema::Message::OBJECT_PART: {
         auto part = from.getObjectPart();
@@ -249,8 +258,17 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setView(part.view);
           out.setRank(part.rank);
           out.setOperation(part.operation);
-          out.setSession(part.session);
           if (!part.cause.ok()) write(part.cause, out.initCause());
+        } else if constexpr (std::is_same_v<T, SessionFailed>) {
+          auto out = to.initSessionFailed();
+          out.setView(part.view);
+          out.setRank(part.rank);
+          if (!part.cause.ok()) write(part.cause, out.initCause());
+        } else if constexpr (std::is_same_v<T, HasBegun>) {
+          auto out = to.initHasBegun();
+          out.setView(part.view);
+          out.setRank(part.rank);
+          out.setOperation(part.operation);
         } else if constexpr (std::is_same_v<T, ObjectPart>) {
           auto out = to.initObjectPart();
           out.setView(part.view);
@@ -420,7 +438,8 @@ size_t words_for(const Message& message) {
                     } else if constexpr (std::is_same_v<T, WatchReply>) {
                       return words_for(part.news);
                     } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||
-                                         std::is_same_v<T, OperationFailed>) {
+                                         std::is_same_v<T, OperationFailed> ||
+                                         std::is_same_v<T, SessionFailed>) {
                       return words_for(part.cause);
                     } else if constexpr (std::is_same_v<T, Goodbye>) {
                       return words_for(part.cause) + part.digests.size();

@@ -103,8 +103,19 @@ struct OperationFailed {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
   operation @2 :UInt64;
-  session @3 :Bool;
-  cause @4 :Status;
+  cause @3 :Status;
+}
+
+struct SessionFailed {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  cause @2 :Status;
+}
+
+struct HasBegun {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  operation @2 :UInt64;
 }
 
 struct ObjectPart {
@@ -134,6 +145,8 @@ struct Message {
     operationFailed @8 :OperationFailed;
     objectPart @9 :ObjectPart;
     goodbye @10 :Departure;
+    sessionFailed @11 :SessionFailed;
+    hasBegun @12 :HasBegun;
   }
 }
 

@@ -536,12 +536,16 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
   begin("exchange", kFirst);
   const Status cause(Code::kAborted, "nonsense");
   std::vector<std::pair<transport::Message, bool>> messages = {
-      {transport::OperationFailed{1, 1, kFirst, false, Status()}, true},
-      {transport::OperationFailed{1, 1, kFirst, true, Status()}, true},
-      {transport::OperationFailed{1, 7, kFirst, false, cause}, true},
-      {transport::OperationFailed{1, -1, kFirst, true, cause}, true},
-      {transport::OperationFailed{1, 0, kFirst, true, cause}, true},
-      {transport::OperationFailed{2, 1, kFirst, false, cause}, true},
+      {transport::OperationFailed{1, 1, kFirst, Status()}, true},
+      {transport::SessionFailed{1, 1, Status()}, true},
+      {transport::OperationFailed{1, 7, kFirst, cause}, true},
+      {transport::SessionFailed{1, -1, cause}, true},
+      {transport::SessionFailed{1, 0, cause}, true},
+      {transport::OperationFailed{2, 1, kFirst, cause}, true},
+      {transport::SessionFailed{2, 1, cause}, true},
+      {transport::HasBegun{2, 1, kFirst}, true},
+      {transport::HasBegun{1, 7, kFirst}, true},
+      {transport::HasBegun{1, 1, operation_number(9, 0)}, false},
       {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},
       {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
       {transport::JoinRequest{}, false}};

@@ -43,10 +43,12 @@ std::vector<Message> samples() {
       Renew{5, kBig},
       Leave{5, kBig, detailed()},
       Report{6, kBig, detailed(), 7},
-      OperationFailed{kBig, 7, kBig - 1, true, detailed()},
+      OperationFailed{kBig, 7, kBig - 1, detailed()},
       ObjectPart{
           kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
-      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4}};
+      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4},
+      SessionFailed{kBig, 10, detailed()},
+      HasBegun{kBig, 11, kBig - 1}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -85,8 +87,13 @@ bool same(const Goodbye& a, const Goodbye& b) {
          a.digests == b.digests && a.first_call_not_made == b.first_call_not_made;
 }
 bool same(const OperationFailed& a, const OperationFailed& b) {
-  return a.view == b.view && a.rank == b.rank && a.operation == b.operation && a.session == b.session &&
-         same(a.cause, b.cause);
+  return a.view == b.view && a.rank == b.rank && a.operation == b.operation && same(a.cause, b.cause);
+}
+bool same(const SessionFailed& a, const SessionFailed& b) {
+  return a.view == b.view && a.rank == b.rank && same(a.cause, b.cause);
+}
+bool same(const HasBegun& a, const HasBegun& b) {
+  return a.view == b.view && a.rank == b.rank && a.operation == b.operation;
 }
 bool same(const ObjectPart& a, const ObjectPart& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
@@ -190,7 +197,7 @@ TEST(Codec, MessagesKeepAllFields) {
 TEST(Codec, DefaultsSurviveToo) {
   for (const Message& message :
        std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{},
-                            OperationFailed{}, ObjectPart{}, Goodbye{}}) {
+                            OperationFailed{}, ObjectPart{}, Goodbye{}, SessionFailed{}, HasBegun{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
