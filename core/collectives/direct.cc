@@ -1,5 +1,8 @@
 #include "core/collectives/direct.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -39,17 +42,12 @@ Direct::Direct(Operations& operations, const BulkHeader& shape, DirectPlan plan,
 }
 
 uint64_t Direct::tag(const Operations& operations, const DirectPlan& plan) {
-  uint64_t hash = 1469598103934665603ull;  // FNV-1a over the numbers
-  auto mix = [&hash](uint64_t value) {
-    for (int i = 0; i < 8; ++i) hash = (hash ^ ((value >> (8 * i)) & 255)) * 1099511628211ull;
-  };
-  mix(operations.peers().chunk_bytes());
-  mix(plan.element * 16 + plan.result_element);
-  mix(plan.reduce * 2 + plan.gather);
+  std::vector<uint64_t> numbers = {operations.peers().chunk_bytes(), plan.element, plan.result_element, plan.reduce,
+                                   plan.gather};
   for (const std::vector<Slice>* slices : {&plan.slices, &plan.parts}) {
-    for (const Slice& slice : *slices) mix(slice.begin), mix(slice.end);
+    for (const Slice& slice : *slices) numbers.insert(numbers.end(), {slice.begin, slice.end});
   }
-  return hash;
+  return XXH3_64bits(numbers.data(), numbers.size() * sizeof numbers[0]);
 }
 
 int32_t Direct::Segment::turn_of(int32_t rank) const {

@@ -18,11 +18,8 @@
 
 namespace dsgd {
 
-class Session;
-
 // Handles given out by the session, which owns them. Their fields are set at creation and constant.
 struct Parameter {
-  Session* session = nullptr;
   uint32_t index = 0;
   std::string name;
   DType dtype = DType::kFloat32;
@@ -33,7 +30,6 @@ struct Parameter {
   size_t state_nbytes() const { return count * dtype_size(wide(dtype)); }  // of one tensor of state
 };
 struct Replica {
-  Session* session = nullptr;
   uint32_t index = 0;
   std::shared_ptr<device::Device> device;
 };

@@ -64,7 +64,6 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
     count *= static_cast<uint64_t>(dimension);
   }
   auto parameter = std::make_unique<Parameter>();
-  parameter->session = this;
   parameter->index = static_cast<uint32_t>(model.parameters.size());
   parameter->name = name;
   parameter->dtype = dtype;
@@ -179,7 +178,6 @@ Result<Replica*> Session::add_replica(const std::string& device) {
   auto opened = impl_->device(name);
   if (!opened.ok()) return opened.status();
   auto replica = std::make_unique<Replica>();
-  replica->session = this;
   replica->index = static_cast<uint32_t>(model.replicas.size());
   replica->device = std::move(opened).value();
   model.replicas.push_back(std::move(replica));

@@ -48,8 +48,6 @@ class Status {
   Status() = default;
   Status(Code code, std::string message);
 
-  static Status ok_status() { return {}; }
-
   bool ok() const { return detail_ == nullptr; }
   Code code() const { return detail_ ? detail_->code : Code::kOk; }
   int32_t rank() const { return detail_ ? detail_->rank : -1; }  // rank concerned, -1: none
