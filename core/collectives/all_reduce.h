@@ -1,28 +1,16 @@
-// Chooses the algorithm of an all-reduce and makes its task, for a bucket of a step or for a call of the
-// host.
+// The table of all-reduce algorithms. A row has the name of an algorithm and the function that makes its
+// task, for a bucket of a step or for a call of the host.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/collectives/schedule.h"
 #include "core/mesh/task.h"
 
 namespace dsgd {
-
-struct AlgorithmChoice {
-  std::string name = "auto";                      // auto, direct, ring, nccl, or a registered one
-  std::shared_ptr<ScheduleAlgorithm> registered;  // the registered algorithm of that name, else null
-};
-
-// Returns whether NCCL may reduce GPU gradients: with `auto` where possible, with `nccl` always (an error
-// where it is impossible).
-inline bool goes_by_nccl(const AlgorithmChoice& choice) {
-  return choice.name == "auto" || choice.name == "nccl";
-}
-
-// Returns the algorithm for data on the host. auto: direct, and beyond 32 workers the ring, which sends fewer
-// messages.
-Algorithm algorithm_of(const AlgorithmChoice& choice, int32_t workers);
 
 struct AllReducePlan {
   size_t count = 0;  // elements
@@ -33,10 +21,46 @@ struct AllReducePlan {
   std::function<void(size_t begin, size_t end)> finish;
 };
 
+struct AllReduceCall {
+  Operations& operations;
+  transport::BulkHeader shape;  // all fields but algorithm and tag
+  AllReducePlan plan;
+  Task::Done done;
+  std::shared_ptr<const Group> group;
+};
+
+// Whether NCCL reduces gradients of GPUs.
+enum class NcclUse : uint8_t { kNever, kWherePossible, kRequired };
+
+struct AllReduceAlgorithm {
+  std::string name;
+  Result<std::unique_ptr<Task>> (*make)(const AllReduceAlgorithm& algorithm, AllReduceCall call) = nullptr;
+  NcclUse nccl = NcclUse::kNever;
+  bool small_in_one_hop = false;                      // small calls of the host are exchanged whole
+  std::shared_ptr<ScheduleAlgorithm> schedules = {};  // of a registered algorithm
+};
+
+class AlgorithmChoice {  // a row
+ public:
+  AlgorithmChoice();  // auto
+  explicit AlgorithmChoice(std::shared_ptr<const AllReduceAlgorithm> row) : row_(std::move(row)) {}
+  const AllReduceAlgorithm* operator->() const { return row_.get(); }
+  const AllReduceAlgorithm& operator*() const { return *row_; }
+
+ private:
+  std::shared_ptr<const AllReduceAlgorithm> row_;
+};
+
+const std::vector<AlgorithmChoice>& built_in_all_reduces();
+AlgorithmChoice registered_all_reduce(const std::string& name, ScheduleAlgorithm::Write write);
+
 // `shape`: all fields but algorithm and tag. Fails only if a registered algorithm gives no valid schedule for
 // this size.
 Result<std::unique_ptr<Task>> make_all_reduce(Operations& operations, transport::BulkHeader shape,
                                               const AlgorithmChoice& choice, AllReducePlan plan,
                                               Task::Done done, std::shared_ptr<const Group> group = nullptr);
+
+// For an algorithm in which no slice has an owner: every worker finishes the whole.
+Task::Done finish_all(const AllReducePlan& plan, Task::Done done);
 
 }  // namespace dsgd

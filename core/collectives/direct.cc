@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/mesh/operations.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd {
 
@@ -42,8 +43,8 @@ Direct::Direct(Operations& operations, const BulkHeader& shape, DirectPlan plan,
 }
 
 uint64_t Direct::tag(const Operations& operations, const DirectPlan& plan) {
-  std::vector<uint64_t> numbers = {operations.peers().chunk_bytes(), plan.element, plan.result_element, plan.reduce,
-                                   plan.gather};
+  std::vector<uint64_t> numbers = {operations.peers().chunk_bytes(), plan.element, plan.result_element,
+                                   plan.reduce, plan.gather};
   for (const std::vector<Slice>* slices : {&plan.slices, &plan.parts}) {
     for (const Slice& slice : *slices) numbers.insert(numbers.end(), {slice.begin, slice.end});
   }
@@ -333,6 +334,24 @@ std::vector<int32_t> Direct::missing() const {
     if (waits) ranks.push_back(r);
   }
   return ranks;
+}
+
+Result<std::unique_ptr<Task>> make_direct_all_reduce(const AllReduceAlgorithm&, AllReduceCall call) {
+  AllReducePlan& plan = call.plan;
+  DirectPlan direct;
+  direct.slices = slices_between(balanced_slices(plan.count, call.group->size()));
+  direct.element = direct.result_element = dtype_size(plan.dtype);
+  direct.data = direct.result = plan.data;
+  direct.ordered = is_floating(plan.dtype);
+  direct.add = [dtype = plan.dtype, reduction = plan.reduction](void* destination, const void* source,
+                                                                size_t count) {
+    reduce_into(dtype, reduction, destination, source, count);
+  };
+  direct.transform = std::move(plan.finish);
+  call.shape.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
+  call.shape.tag = Direct::tag(call.operations, direct);
+  return std::unique_ptr<Task>(std::make_unique<Direct>(call.operations, call.shape, std::move(direct), false,
+                                                        std::move(call.done), std::move(call.group)));
 }
 
 }  // namespace dsgd

@@ -7,6 +7,7 @@
 // nodes of a hierarchical all-reduce.
 #pragma once
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/sink.h"
 #include "core/mesh/task.h"
 
@@ -111,5 +112,8 @@ class Direct final : public Task {
   std::vector<size_t> sends_to_;
   std::vector<Sink> sinks_;  // by source
 };
+
+// A row of the table (all_reduce.h).
+Result<std::unique_ptr<Task>> make_direct_all_reduce(const AllReduceAlgorithm& algorithm, AllReduceCall call);
 
 }  // namespace dsgd

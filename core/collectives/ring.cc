@@ -5,6 +5,7 @@
 
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd {
 
@@ -118,6 +119,20 @@ std::vector<int32_t> Ring::missing() const {
   if (sends_ > 0 && (ranks.empty() || right_ != left_)) ranks.push_back(right_);
   std::sort(ranks.begin(), ranks.end());
   return ranks;
+}
+
+Result<std::unique_ptr<Task>> make_ring_all_reduce(const AllReduceAlgorithm&, AllReduceCall call) {
+  AllReducePlan& plan = call.plan;
+  call.shape.algorithm = static_cast<uint8_t>(Algorithm::kRing);
+  call.shape.tag = call.operations.peers().chunk_bytes();
+  const auto add = [dtype = plan.dtype, reduction = plan.reduction](void* destination, const void* source,
+                                                                    size_t count) {
+    reduce_into(dtype, reduction, destination, source, count);
+  };
+  RingPlan ring{plan.count, dtype_size(plan.dtype), plan.data, add};
+  return std::unique_ptr<Task>(std::make_unique<Ring>(call.operations, call.shape, std::move(ring),
+                                                      finish_all(plan, std::move(call.done)),
+                                                      std::move(call.group)));
 }
 
 }  // namespace dsgd

@@ -3,6 +3,7 @@
 // the same bits.
 #pragma once
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/sink.h"
 #include "core/mesh/task.h"
 
@@ -45,5 +46,8 @@ class Ring final : public Task {
   size_t sends_ = 0;
   Sink sink_;
 };
+
+// A row of the table (all_reduce.h).
+Result<std::unique_ptr<Task>> make_ring_all_reduce(const AllReduceAlgorithm& algorithm, AllReduceCall call);
 
 }  // namespace dsgd

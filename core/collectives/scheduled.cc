@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd {
 
@@ -205,6 +207,25 @@ std::vector<int32_t> Scheduled::missing() const {
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
+}
+
+Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm& algorithm,
+                                                        AllReduceCall call) {
+  if (call.group->size() == 1) return make_direct_all_reduce(algorithm, std::move(call));
+  AllReducePlan& plan = call.plan;
+  auto schedule = algorithm.schedules->schedule(call.group->own_place, call.group->size(), plan.count);
+  if (!schedule.ok()) return schedule.status();
+  call.shape.algorithm = static_cast<uint8_t>(Algorithm::kScheduled);
+  call.shape.tag = Scheduled::tag(call.operations, *schedule.value());
+  // Only a registered algorithm may add the same two in either order on different workers.
+  const auto add = [dtype = plan.dtype, reduction = plan.reduction](void* destination, const void* source,
+                                                                    size_t count) {
+    reduce_symmetric(dtype, reduction, destination, source, count);
+  };
+  ScheduledPlan scheduled{schedule.value(), dtype_size(plan.dtype), plan.data, add};
+  return std::unique_ptr<Task>(std::make_unique<Scheduled>(call.operations, call.shape, std::move(scheduled),
+                                                           finish_all(plan, std::move(call.done)),
+                                                           std::move(call.group)));
 }
 
 }  // namespace dsgd

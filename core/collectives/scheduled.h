@@ -2,6 +2,7 @@
 // that touch the same elements are over, whatever the others do; a transfer travels in chunks as all data do.
 #pragma once
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/schedule.h"
 #include "core/collectives/sink.h"
 #include "core/mesh/task.h"
@@ -65,5 +66,9 @@ class Scheduled final : public Task {
   size_t left_ = 0;          // entries not over
   std::vector<Sink> sinks_;  // by source
 };
+
+// A row of the table (all_reduce.h).
+Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm& algorithm,
+                                                        AllReduceCall call);
 
 }  // namespace dsgd

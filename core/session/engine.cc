@@ -186,11 +186,11 @@ void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> dat
                             Reduction reduction, Done done) {
   const size_t others = static_cast<size_t>(size()) - 1;
   const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
-  if (data.empty() || (options_.algorithm.name == "auto" && small)) {
+  if (data.empty() || (options_.algorithm->small_in_one_hop && small)) {
     return reduce_one_hop(std::move(call), data, dtype, reduction, std::move(done));
   }
   const size_t count = data.size() / dtype_size(wide(dtype));
-  if (!options_.algorithm.registered)
+  if (!options_.algorithm->schedules)
     return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
   // If the function gave different schedules on different workers, they would wait for each other. So they
   // are compared, in each call: blocking and asynchronous callers may not agree on which call is the first of
@@ -203,8 +203,8 @@ void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> dat
 
 void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
                                Done done) {
-  const std::string algorithm = options_.algorithm.name;
-  auto schedule = options_.algorithm.registered->schedule(rank(), size(), count);
+  const std::string algorithm = options_.algorithm->name;
+  auto schedule = options_.algorithm->schedules->schedule(rank(), size(), count);
   const transport::ScheduleDigest mine{schedule.ok() ? schedule.value()->digest : 0, schedule.status()};
   BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kScheduled, count);
   like.reduction = static_cast<uint8_t>(reduction);

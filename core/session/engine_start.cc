@@ -45,7 +45,7 @@ std::string Engine::signature(const std::string& strategy) const {
   text += "strategy " + strategy + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
   text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
-  text += "algorithm = " + options_.algorithm.name + '\n';
+  text += "algorithm = " + options_.algorithm->name + '\n';
   text += std::string("internode = ") + (options_.internode_nccl ? "nccl" : "rpc") + '\n';
   text += "servers = " + std::to_string(options_.servers) + '\n';
   text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
@@ -247,7 +247,7 @@ Status Engine::spread_values(const HostValues& values) {
 }
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) const {
-  if (started_ && strategy.kind == StrategyKind::kAllReduce && strategy.algorithm.name == "nccl" &&
+  if (started_ && strategy.traits().takes_algorithm && strategy.algorithm->nccl == NcclUse::kRequired &&
       !step_.has_teams()) {
     return Status(Code::kUnsupported,
                   "algorithm = nccl cannot be used: no GPU team was formed at start; start with "
@@ -269,9 +269,9 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   if (!mesh_ && on_one_gpu) options.bucket_bytes = std::max(options.bucket_bytes, kBucketOfOneGpu);
   if (options_.step.reproducible) options.trailer = kExactTrailer;
   auto plan = make_plan(planned, strategy, options);
-  if (!plan.ok() || size() == 1 || !strategy.algorithm.registered) return plan;
+  if (!plan.ok() || size() == 1 || !strategy.algorithm->schedules) return plan;
   for (Bucket& bucket : plan.value().buckets) {  // compute now, so that the first step does not
-    auto schedule = strategy.algorithm.registered->schedule(rank(), size(), bucket.elements);
+    auto schedule = strategy.algorithm->schedules->schedule(rank(), size(), bucket.elements);
     if (!schedule.ok()) return schedule.status();
     bucket.schedule = schedule.value()->digest;
   }
@@ -300,9 +300,9 @@ Status Engine::replan() {
       const auto before = owners.find({piece.parameter, piece.begin});
       if (!step_.updates_at_owner() || before == owners.end() || before->second == piece.owner) continue;
       return Status(Code::kInvalidArgument,
-                    "strategy '" + step_.strategy().name + "' gives elements " + std::to_string(piece.begin) +
-                        " to " + std::to_string(piece.begin + piece.count) + " of parameter '" +
-                        model_.parameters[piece.parameter]->name + "' to rank " +
+                    "strategy '" + step_.strategy().name() + "' gives elements " +
+                        std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.count) +
+                        " of parameter '" + model_.parameters[piece.parameter]->name + "' to rank " +
                         std::to_string(piece.owner) + ", and gave them to rank " +
                         std::to_string(before->second) + " before; a plug-in always gives the same answer");
     }

@@ -75,8 +75,8 @@ Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const
 void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy,
                         std::vector<uint32_t> gpus_of, Done done) {
   const AlgorithmChoice& algorithm =
-      strategy.kind == StrategyKind::kAllReduce ? strategy.algorithm : options_.algorithm;
-  const bool demanded = algorithm.name == "nccl";
+      strategy.traits().takes_algorithm ? strategy.algorithm : options_.algorithm;
+  const bool demanded = algorithm->nccl == NcclUse::kRequired;
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   if (demanded && all_gpus == 0) {
@@ -91,7 +91,7 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
                        "use auto")
                     .with_parameter("algorithm"));
   }
-  if (!goes_by_nccl(algorithm) || options_.step.reproducible || all_gpus < 2) return done({});
+  if (algorithm->nccl == NcclUse::kNever || options_.step.reproducible || all_gpus < 2) return done({});
 
   std::vector<std::byte> mine;
   if (gpus_of[static_cast<size_t>(rank())] > 0) {

@@ -17,19 +17,18 @@ size_t team_bytes(const StepState& state, const Bucket& bucket) {
 }  // namespace
 
 StepPath StepState::choose_path() const {
-  const bool all_reduce = strategy.kind == StrategyKind::kAllReduce;
+  const Traits& traits = strategy.traits();
   StepPath chosen;
   chosen.host_has_replicas = contexts.front().is_host();
   chosen.clips = model.optimizer->clip_norm() > 0;
   chosen.measures_norm = options.gradient_norm || chosen.clips;
   chosen.norm_comes_first = model.loss_scale.on() || chosen.clips;
-  chosen.transforms = mesh && !all_reduce;
+  chosen.transforms = mesh && traits.owner_transforms();
   // Not with clipping: the norm is known when all means are, and owners give each out as soon as it is
   // complete.
-  chosen.updates_at_owner =
-      mesh && strategy.kind == StrategyKind::kPs && !model.optimizer->is_none() && !chosen.clips;
+  chosen.updates_at_owner = mesh && traits.owner_updates() && !model.optimizer->is_none() && !chosen.clips;
   chosen.have_mean = chosen.transforms || options.reproducible;
-  chosen.by_teams = teams.any() && (!all_reduce || goes_by_nccl(strategy.algorithm));
+  chosen.by_teams = teams.any() && (!traits.takes_algorithm || strategy.algorithm->nccl != NcclUse::kNever);
   chosen.in_team = has_communicators && chosen.by_teams;
   chosen.stays_on_device =
       chosen.by_teams ? teams.everybody() && !chosen.transforms

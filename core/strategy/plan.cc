@@ -14,8 +14,8 @@ constexpr size_t kGrain = 4096;
 size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAlign; }
 
 // Gives the pieces their places: for each owner its trailers, then its elements, so that the description of a
-// slice arrives first. With allreduce, slices cut anywhere.
-void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
+// slice arrives first. Without owners, slices cut anywhere.
+void lay_out(Bucket& bucket, bool owned, const PlanOptions& options) {
   const int32_t workers = options.workers;
   std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(),
                    [](const Piece& a, const Piece& b) { return a.owner < b.owner; });
@@ -36,7 +36,7 @@ void lay_out(Bucket& bucket, StrategyKind kind, const PlanOptions& options) {
     first = last;
   }
   bucket.elements = position;
-  if (kind == StrategyKind::kAllReduce) bucket.bounds = balanced_slices(bucket.elements, workers);
+  if (!owned) bucket.bounds = balanced_slices(bucket.elements, workers);
   for (const Piece& piece : bucket.pieces) bucket.parameters.push_back(piece.parameter);
   std::sort(bucket.parameters.begin(), bucket.parameters.end());
   bucket.parameters.erase(std::unique(bucket.parameters.begin(), bucket.parameters.end()),
@@ -63,18 +63,16 @@ uint64_t Plan::digest() const {
 
 // Functions cannot be compared, but what they answered can.
 std::string Plan::describe() const {
-  if (!strategy.registered && !strategy.algorithm.registered) return strategy.describe();
+  if (!strategy.strategy->registered && !strategy.algorithm->schedules) return strategy.describe();
   return strategy.describe() + " (answers " + std::to_string(digest()) + ")";
 }
 
 Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const StrategySpec& strategy,
                        const PlanOptions& options) {
-  // Ranges with owners of their own; in `simple` all belongs to the driver.
-  const bool ranges = strategy.kind == StrategyKind::kPs || strategy.registered;
-  std::vector<int32_t> servers;
-  for (int32_t server = 0; server < std::min(options.servers, options.workers); ++server)
-    servers.push_back(server);
-  const HashRing ring(ranges ? servers : std::vector<int32_t>{0});
+  const Traits& traits = strategy.traits();
+  const bool ranges = traits.key_ranges;
+  const Traits::Owner owner_of =
+      traits.owners ? traits.owners({options.workers, options.servers, strategy.options}) : nullptr;
 
   Plan plan{strategy, {}};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -84,7 +82,7 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
     size_t filled = 0;
     auto close = [&] {
       if (bucket.pieces.empty()) return;
-      lay_out(bucket, strategy.kind, options);
+      lay_out(bucket, traits.owner_transforms(), options);
       plan.buckets.push_back(std::move(bucket));
       bucket = Bucket{dtype, {}, {}, {}};
       filled = 0;
@@ -103,15 +101,14 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
           }
           count = room;
         }
-        int32_t owner = ranges ? ring.owner(range_key(index, begin / range)) : 0;
-        if (strategy.registered) {
-          auto given =
-              strategy.registered->owner(parameter.name, begin, count, options.workers, strategy.options);
+        int32_t owner = 0;
+        if (owner_of) {
+          auto given = owner_of({index, parameter.name, begin, count, begin / range});
           if (!given.ok()) return given.status();
           owner = given.value();
           if (owner < 0 || owner >= options.workers) {
             return Status(Code::kInvalidArgument,
-                          "strategy '" + strategy.name + "' gives elements " + std::to_string(begin) +
+                          "strategy '" + strategy.name() + "' gives elements " + std::to_string(begin) +
                               " to " + std::to_string(begin + count) + " of parameter '" + parameter.name +
                               "' to rank " + std::to_string(owner) + "; ranks are 0 .. " +
                               std::to_string(options.workers - 1))

@@ -20,7 +20,7 @@ struct Piece {
   size_t begin, count;  // in the parameter
   size_t position;
   size_t trailer;  // position of its trailer (count and sum of the weights in its sums)
-  int32_t owner;   // of the whole piece, unless the strategy is allreduce
+  int32_t owner;   // of the whole piece, if the strategy has owners
 };
 
 // Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include "core/config/config.h"
+#include "core/strategy/allreduce.h"
+#include "core/strategy/ps.h"
+#include "core/strategy/simple.h"
 
 namespace dsgd {
 namespace {
@@ -15,85 +18,100 @@ std::string did_you_mean(const std::string& name, const std::vector<std::string>
   return text;
 }
 
-}  // namespace
-
-std::string StrategySpec::describe() const {
-  if (registered) {
-    return name + (registered->update_at_owner ? " update_at_owner" : " mean_at_owner") +
-           (options.empty() ? "" : " " + options);
-  }
-  switch (kind) {
-    case StrategyKind::kSimple:
-      return "simple";
-    case StrategyKind::kPs:
-      return "ps";
-    case StrategyKind::kAllReduce:
-      return "allreduce algorithm=" + algorithm.name;
-  }
-  return "";
+const std::vector<std::shared_ptr<const Strategy>>& table() {
+  static const auto* const kTable = new std::vector<std::shared_ptr<const Strategy>>([] {
+    std::vector<std::shared_ptr<const Strategy>> rows;
+    for (Strategy row : {
+             Strategy{"simple", {}, simple_traits()},
+             Strategy{"ps", {}, ps_traits()},
+             Strategy{"allreduce", {"mirrored", "multi_worker_mirrored"}, allreduce_traits()},
+         }) {
+      rows.push_back(std::make_shared<const Strategy>(std::move(row)));
+    }
+    return rows;
+  }());
+  return *kTable;
 }
 
-Strategies::Strategies(const Registered& registered) : strategies_(registered.strategies) {
-  for (const auto& [name, write] : registered.algorithms) {
-    algorithms_[name] = std::make_shared<ScheduleAlgorithm>(name, write);
+bool has_name(const Strategy& strategy, const std::string& name) {
+  const auto& aliases = strategy.aliases;
+  return strategy.name == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end();
+}
+
+std::vector<std::string> names_of(const std::vector<std::shared_ptr<const Strategy>>& strategies) {
+  std::vector<std::string> names;
+  for (const auto& strategy : strategies) {
+    names.push_back(strategy->name);
+    names.insert(names.end(), strategy->aliases.begin(), strategy->aliases.end());
   }
-}
-
-std::vector<std::string> Strategies::built_in() {
-  return {"simple", "ps", "allreduce", "mirrored", "multi_worker_mirrored"};
-}
-std::vector<std::string> Strategies::built_in_algorithms() { return {"auto", "direct", "nccl", "ring"}; }
-
-std::vector<std::string> Strategies::algorithm_names() const {
-  std::vector<std::string> names = built_in_algorithms();
-  for (const auto& [registered, algorithm] : algorithms_) names.push_back(registered);
   return names;
 }
 
+std::vector<std::string> names_of(const std::vector<AlgorithmChoice>& algorithms) {
+  std::vector<std::string> names;
+  for (const AlgorithmChoice& algorithm : algorithms) names.push_back(algorithm->name);
+  return names;
+}
+
+}  // namespace
+
+StrategySpec::StrategySpec() : strategy(table().back()) {}
+
+std::string StrategySpec::describe() const {
+  std::string text = name();
+  if (strategy->registered) text += traits().owner_updates() ? " update_at_owner" : " mean_at_owner";
+  if (traits().takes_algorithm) text += " algorithm=" + algorithm->name;
+  return text + (options.empty() ? "" : " " + options);
+}
+
+Strategies::Strategies(const Registered& registered)
+    : strategies_(table()), algorithms_(built_in_all_reduces()) {
+  for (const auto& [name, strategy] : registered.strategies) {
+    strategies_.push_back(
+        std::make_shared<const Strategy>(Strategy{name, {}, registered_traits(strategy), true}));
+  }
+  for (const auto& [name, write] : registered.algorithms)
+    algorithms_.push_back(registered_all_reduce(name, write));
+}
+
+std::vector<std::string> Strategies::built_in() { return names_of(table()); }
+std::vector<std::string> Strategies::built_in_algorithms() { return names_of(built_in_all_reduces()); }
+
 Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
-  if (const auto found = algorithms_.find(name); found != algorithms_.end())
-    return AlgorithmChoice{name, found->second};
-  const std::vector<std::string> names = algorithm_names();
-  if (std::find(names.begin(), names.end(), name) != names.end()) return AlgorithmChoice{name, nullptr};
-  return Status(Code::kInvalidArgument, "there is no algorithm '" + name + "'" + did_you_mean(name, names));
+  for (const AlgorithmChoice& algorithm : algorithms_) {
+    if (algorithm->name == name) return algorithm;
+  }
+  return Status(Code::kInvalidArgument,
+                "there is no algorithm '" + name + "'" + did_you_mean(name, names_of(algorithms_)));
 }
 
 Result<StrategySpec> Strategies::parse(const std::string& name, const std::string& options,
                                        const std::string& default_algorithm) const {
+  const auto found = std::find_if(strategies_.begin(), strategies_.end(),
+                                  [&](const auto& strategy) { return has_name(*strategy, name); });
+  if (found == strategies_.end()) {
+    return Status(Code::kInvalidArgument,
+                  "there is no strategy '" + name + "'" + did_you_mean(name, names_of(strategies_)));
+  }
   StrategySpec spec;
-  if (const auto found = strategies_.find(name); found != strategies_.end()) {
+  spec.strategy = *found;
+  if (spec.strategy->registered) {
     constexpr size_t kLongestOptions = 4096;
     if (options.size() > kLongestOptions) {
       return Status(Code::kInvalidArgument, "the options of strategy '" + name + "' have " +
                                                 std::to_string(options.size()) + " bytes; at most " +
                                                 std::to_string(kLongestOptions) + " are possible");
     }
-    spec.kind = found->second->update_at_owner ? StrategyKind::kPs : StrategyKind::kSimple;
-    spec.name = name;
     spec.options = options;
-    spec.registered = found->second;
     return spec;
-  }
-  if (name == "simple") {
-    spec.kind = StrategyKind::kSimple;
-  } else if (name == "ps") {
-    spec.kind = StrategyKind::kPs;
-  } else if (name == "allreduce" || name == "mirrored" || name == "multi_worker_mirrored") {
-    spec.kind = StrategyKind::kAllReduce;
-  } else {
-    std::vector<std::string> names = built_in();
-    for (const auto& [registered, strategy] : strategies_) names.push_back(registered);
-    return Status(Code::kInvalidArgument, "there is no strategy '" + name + "'" + did_you_mean(name, names));
   }
   auto words = Options::parse(options, "strategy '" + name + "'");
   if (!words.ok()) return words.status();
   std::string algorithm = default_algorithm;
-  if (spec.kind == StrategyKind::kAllReduce) {
-    words->choice("algorithm", &algorithm, algorithm_names());
-  }
+  if (spec.traits().takes_algorithm) words->choice("algorithm", &algorithm, names_of(algorithms_));
   Status status = words->finish();
   if (!status.ok()) return status;
-  if (spec.kind != StrategyKind::kAllReduce) return spec;
+  if (!spec.traits().takes_algorithm) return spec;
   auto choice = this->algorithm(algorithm);
   if (!choice.ok()) return choice.status();
   spec.algorithm = choice.value();

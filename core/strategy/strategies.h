@@ -10,17 +10,10 @@
 
 #include "core/collectives/all_reduce.h"
 #include "core/device/backend.h"
+#include "core/strategy/registered.h"
+#include "core/strategy/traits.h"
 
 namespace dsgd {
-
-struct RegisteredStrategy {
-  // The owner updates and gives out values, as in `ps`; else it gives out the mean.
-  bool update_at_owner = false;
-  // The rank that owns elements [begin, begin + count) of a parameter. A pure function of its arguments.
-  std::function<Result<int32_t>(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
-                                const std::string& options)>
-      owner;
-};
 
 struct Registered {
   std::map<std::string, ScheduleAlgorithm::Write> algorithms;
@@ -35,19 +28,24 @@ struct Registered {
   CheckHostMemory check_host_memory;
 };
 
-enum class StrategyKind : uint8_t { kSimple, kAllReduce, kPs };
+struct Strategy {  // a row of the table
+  std::string name;
+  std::vector<std::string> aliases = {};
+  Traits traits = {};
+  bool registered = false;  // by the host
+};
 
 struct StrategySpec {
-  // A registered one works as `simple` or `ps` do, with its own owners.
-  StrategyKind kind = StrategyKind::kAllReduce;
-  AlgorithmChoice algorithm = {};       // of allreduce
-  std::string name = {}, options = {};  // of a registered one
-  std::shared_ptr<const RegisteredStrategy> registered = {};
+  StrategySpec();  // allreduce
+  std::shared_ptr<const Strategy> strategy;
+  AlgorithmChoice algorithm = {};  // if the strategy takes one
+  std::string options = {};        // of a registered one
+  const std::string& name() const { return strategy->name; }
+  const Traits& traits() const { return strategy->traits; }
   std::string describe() const;  // canonical, for the signature
 };
 
-// Names of strategies and algorithms: those of dsgd.h, aliases among them, and those that the host has
-// registered.
+// The tables of strategies and algorithms: those of dsgd.h and those that the host has registered.
 class Strategies {
  public:
   explicit Strategies(const Registered& registered = {});
@@ -56,14 +54,13 @@ class Strategies {
                              const std::string& default_algorithm) const;
   Result<AlgorithmChoice> algorithm(const std::string& name) const;
 
+  // Names, aliases among them.
   static std::vector<std::string> built_in();
   static std::vector<std::string> built_in_algorithms();
 
  private:
-  std::vector<std::string> algorithm_names() const;
-
-  std::map<std::string, std::shared_ptr<ScheduleAlgorithm>> algorithms_;
-  std::map<std::string, std::shared_ptr<const RegisteredStrategy>> strategies_;
+  std::vector<std::shared_ptr<const Strategy>> strategies_;
+  std::vector<AlgorithmChoice> algorithms_;
 };
 
 }  // namespace dsgd

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "core/config/config.h"
 #include "core/strategy/hash_ring.h"
 
 namespace dsgd {
@@ -91,10 +92,10 @@ TEST(Plan, EveryElementHasOnePlaceAndOneOwner) {
               ASSERT_LE(last, bucket.elements);
               ASSERT_TRUE(trailers.insert(piece.trailer).second);
               ASSERT_LT(piece.trailer, piece.position) << "a trailer comes first";
-              if (spec.kind == StrategyKind::kPs) {
+              if (spec.traits().owner_updates()) {
                 ASSERT_LT(piece.owner, servers);
               }
-              if (spec.kind != StrategyKind::kAllReduce) {
+              if (spec.traits().owner_transforms()) {
                 for (size_t at : {piece.trailer, piece.position, last - 1}) {
                   ASSERT_GE(at, bucket.bounds[static_cast<size_t>(piece.owner)]);
                   ASSERT_LT(at, bucket.bounds[static_cast<size_t>(piece.owner) + 1]);
@@ -147,6 +148,14 @@ TEST(Plan, PsOwnersDoNotDependOnBuckets) {
       }
     }
   }
+}
+
+// The configuration documents the names that the tables have.
+TEST(Strategy, TheConfigurationHasTheNamesOfTheTables) {
+  for (const std::string& name : Strategies::built_in())
+    EXPECT_TRUE(Config().set("strategy", name).ok()) << name;
+  for (const std::string& name : Strategies::built_in_algorithms())
+    EXPECT_TRUE(Config().set("algorithm", name).ok()) << name;
 }
 
 TEST(Strategy, NamesAliasesAndOptionsAreChecked) {
