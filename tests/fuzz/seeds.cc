@@ -2,8 +2,10 @@
 #include <capnp/message.h>
 #include <capnp/rpc.capnp.h>
 #include <capnp/serialize.h>
+#include <cstring>
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -98,13 +100,15 @@ constexpr uint8_t kPlain = 1, kSummed = 129;  // first bytes of streams
 // `own_payload`: the last segment is a section of its own where there are checksums.
 void append(Bytes& stream, capnp::MessageBuilder& message, bool own_payload = false) {
   auto flat = capnp::messageToFlatArray(message);
-  const auto bytes = flat.asBytes();
+  auto bytes = flat.asBytes();
   if (stream[0] == kPlain) {
     stream.insert(stream.end(), bytes.begin(), bytes.end());
     return;
   }
   const auto segments = message.getSegmentsForOutput();
   const size_t table = (segments.size() + 2) / 2 * 8;
+  const auto complement = static_cast<uint16_t>(~(segments.size() - 1));
+  std::memcpy(bytes.begin() + 2, &complement, sizeof complement);
   const size_t payload = own_payload ? segments.back().asBytes().size() : 0;
   size_t at = 0;
   for (size_t n : {table, bytes.size() - table - payload, payload}) {  // as fuzz_stream reads sections

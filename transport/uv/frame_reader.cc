@@ -194,13 +194,14 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
   };
   size_t bytes = kWord;
   if (staged() >= kWord) {
-    segments_ = number(0) + 1;
+    const uint32_t first = number(0);
+    if (checksums_ && first >> 16 != (~first & 0xffff)) {
+      *error = corrupted();
+      return Step::kError;
+    }
+    segments_ = (checksums_ ? first & 0xffff : first) + 1;
     if (segments_ == 0 || segments_ > FrameWriter::kMaxSegments) {
-      if (checksums_) {
-        *error = corrupted();
-        return Step::kError;
-      }
-      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{number(0)} + 1) +
+      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{first} + 1) +
                                      " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
       return Step::kError;

@@ -29,6 +29,7 @@ void FrameWriter::push(Frame frame) {
 
 void FrameWriter::add_checksums(Frame& frame) {
   iovec& table = frame.parts[0];
+  frame.table[0] |= ~frame.table[0] << 16;
   frame.table[table.iov_len / sizeof(uint32_t)] = crc32c(0, table.iov_base, table.iov_len);
   table.iov_len += sizeof(uint32_t);
   const auto parts = frame.parts;

@@ -19,7 +19,8 @@ namespace dsgd::transport::uv {
 
 // With checksums on, each of a frame's sections is followed by its CRC32C in four bytes, so that the reader
 // uses nothing that it has not checked: the table; the segments before the payload; the payload, where
-// payload_part says that there is one.
+// payload_part says that there is one. The number of segments, in the low 16 bits of the table's first word,
+// has its complement in the high 16: a wrong number would let the reader wait for a table that does not come.
 class FrameWriter {
  public:
   static constexpr size_t kMaxSegments = 15;

@@ -93,7 +93,9 @@ Outcome run(const char* strategy, const char* algorithm, const char* checksum, i
   received = 0, flip_at = flip, flip_bit = bit;
   std::barrier started(kWorkers, []() noexcept { watching = true; });
   std::barrier trained(kWorkers, []() noexcept { watching = false; });
-  run_job(kWorkers, {{"algorithm", algorithm}, {"checksum", checksum}}, [&](dsgd_session* session, int rank) {
+  // Without checksums a wrong length may let a step wait for its deadline.
+  const Settings settings = {{"algorithm", algorithm}, {"checksum", checksum}, {"step_timeout", "20s"}};
+  run_job(kWorkers, settings, [&](dsgd_session* session, int rank) {
     Buffers buffers;
     start(session, strategy, buffers);
     started.arrive_and_wait();

@@ -1,7 +1,11 @@
 // Checksums of frames: who has them, and that no flipped bit gets through.
+#include <sys/socket.h>
+
 #include "support.h"
+#include "transport/base/crc32c.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/address.h"
+#include "transport/uv/frame_reader.h"
 
 namespace dsgd::transport::test {
 namespace {
@@ -123,6 +127,32 @@ TEST(ChecksumByDefault, IsForConnectionsThatLeaveTheMachine) {
       return uv::numeric_addresses(uv::parse_address(text).value()).value().at(0);
     };
     EXPECT_EQ(uv::leaves_machine(address(c.own), address(c.peer)), c.leaves) << c.own << " to " << c.peer;
+  }
+}
+
+// Nothing comes behind this table. A reader that took a larger number of segments would wait.
+TEST(FrameReader, FindsAFlippedBitOfTheTableWithoutFurtherBytes) {
+  for (int bit = -1; bit < 96; ++bit) {
+    uint32_t table[3] = {0xffff0000u, 1, 0};  // one segment of one word
+    table[2] = crc32c(0, table, 2 * sizeof table[0]);
+    if (bit >= 0) table[bit / 32] ^= 1u << bit % 32;
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    const uv::Fd near(fds[0]), far(fds[1]);
+    ASSERT_EQ(::write(near.get(), table, sizeof table), static_cast<ssize_t>(sizeof table));
+    uv::ReadShared shared(1 << 20);
+    uv::FrameReader reader(shared, nullptr);
+    reader.use_checksums();
+    reader.on_readable();
+    kj::Own<uv::Frame> frame;
+    Status error;
+    const auto outcome = reader.read(far.get(), &frame, &error);
+    if (bit < 0) {
+      EXPECT_EQ(outcome, uv::FrameReader::Outcome::kBlocked);
+    } else {
+      EXPECT_EQ(outcome, uv::FrameReader::Outcome::kError) << "bit " << bit;
+      EXPECT_EQ(error.code(), Code::kCorrupted) << "bit " << bit;
+    }
   }
 }
 
