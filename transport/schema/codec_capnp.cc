@@ -32,18 +32,13 @@ class MessageCheck : public Check {
     to->pid = from.getPid();
   }
 
-  template <typename T>  // Leave, Report, Goodbye
-  T departure(schema::Departure::Reader from) {
+  // Of a message that has them: the view and the rank of its sender, and a cause.
+  template <typename T, typename Reader>
+  T with_cause(Reader from) {
     T to;
-    to.rank = from.getRank();
     to.view = from.getView();
+    to.rank = from.getRank();
     status(from.getCause(), &to.cause);
-    if constexpr (std::is_same_v<T, Goodbye>) {
-      to.steps = from.getSteps();
-      to.first_call_not_made = from.getFirstCallNotMade();
-      numbers(from.getDigests(), &to.digests, kMaxDigests, "list of digests");
-    }
-    if constexpr (std::is_same_v<T, Report>) to.peer = from.getPeer();
     return to;
   }
 
@@ -89,24 +84,19 @@ class MessageCheck : public Check {
       case schema::Message::RENEW:
         return Renew{from.getRenew().getRank(), from.getRenew().getView()};
       case schema::Message::LEAVE:
-        return departure<Leave>(from.getLeave());
-      case schema::Message::REPORT:
-        return departure<Report>(from.getReport());
+        return with_cause<Leave>(from.getLeave());
+      case schema::Message::REPORT: {
+        auto to = with_cause<Report>(from.getReport());
+        to.peer = from.getReport().getPeer();
+        return to;
+      }
       case schema::Message::OPERATION_FAILED: {
-        auto part = from.getOperationFailed();
-        OperationFailed to;
-        to.view = part.getView();
-        to.rank = part.getRank();
-        to.operation = part.getOperation();
-        status(part.getCause(), &to.cause);
+        auto to = with_cause<OperationFailed>(from.getOperationFailed());
+        to.operation = from.getOperationFailed().getOperation();
         return to;
       }
-      case schema::Message::SESSION_FAILED: {
-        auto part = from.getSessionFailed();
-        SessionFailed to{part.getView(), part.getRank(), {}};
-        status(part.getCause(), &to.cause);
-        return to;
-      }
+      case schema::Message::SESSION_FAILED:
+        return with_cause<SessionFailed>(from.getSessionFailed());
       case schema::Message::HAS_BEGUN: {
         auto part = from.getHasBegun();
         return HasBegun{part.getView(), part.getRank(), part.getOperation()};
@@ -130,8 +120,14 @@ class MessageCheck : public Check {
         numbers(part.getShape(), &to.shape, kMaxObjectDimensions, "shape of an object");
         return to;
       }
-      case schema::Message::GOODBYE:
-        return departure<Goodbye>(from.getGoodbye());
+      case schema::Message::GOODBYE: {
+        auto part = from.getGoodbye();
+        auto to = with_cause<Goodbye>(part);
+        to.steps = part.getSteps();
+        to.first_call_not_made = part.getFirstCallNotMade();
+        numbers(part.getDigests(), &to.digests, kMaxDigests, "list of digests");
+        return to;
+      }
     }
     fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
          " (a newer protocol?)");
@@ -139,18 +135,13 @@ class MessageCheck : public Check {
   }
 };
 
-template <typename T>
-void write_departure(const T& from, schema::Departure::Builder to) {
-  to.setRank(from.rank);
+// The fields that MessageCheck::with_cause reads.
+template <typename T, typename Builder>
+Builder write_with_cause(const T& from, Builder to) {
   to.setView(from.view);
+  to.setRank(from.rank);
   if (!from.cause.ok()) write(from.cause, to.initCause());
-  if constexpr (std::is_same_v<T, Goodbye>) {
-    to.setSteps(from.steps);
-    to.setFirstCallNotMade(from.first_call_not_made);
-    auto digests = to.initDigests(static_cast<unsigned>(from.digests.size()));
-    for (size_t i = 0; i < from.digests.size(); ++i) digests.set(static_cast<unsigned>(i), from.digests[i]);
-  }
-  if constexpr (std::is_same_v<T, Report>) to.setPeer(from.peer);
+  return to;
 }
 
 size_t words_of(const std::string& text) { return (text.size() + 1 + 7) / 8; }
@@ -250,20 +241,13 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setRank(part.rank);
           out.setView(part.view);
         } else if constexpr (std::is_same_v<T, Leave>) {
-          write_departure(part, to.initLeave());
+          write_with_cause(part, to.initLeave());
         } else if constexpr (std::is_same_v<T, Report>) {
-          write_departure(part, to.initReport());
+          write_with_cause(part, to.initReport()).setPeer(part.peer);
         } else if constexpr (std::is_same_v<T, OperationFailed>) {
-          auto out = to.initOperationFailed();
-          out.setView(part.view);
-          out.setRank(part.rank);
-          out.setOperation(part.operation);
-          if (!part.cause.ok()) write(part.cause, out.initCause());
+          write_with_cause(part, to.initOperationFailed()).setOperation(part.operation);
         } else if constexpr (std::is_same_v<T, SessionFailed>) {
-          auto out = to.initSessionFailed();
-          out.setView(part.view);
-          out.setRank(part.rank);
-          if (!part.cause.ok()) write(part.cause, out.initCause());
+          write_with_cause(part, to.initSessionFailed());
         } else if constexpr (std::is_same_v<T, HasBegun>) {
           auto out = to.initHasBegun();
           out.setView(part.view);
@@ -284,7 +268,10 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setShape(kj::arrayPtr(part.shape.data(), part.shape.size()));
         } else {
           static_assert(std::is_same_v<T, Goodbye>);
-          write_departure(part, to.initGoodbye());
+          auto out = write_with_cause(part, to.initGoodbye());
+          out.setSteps(part.steps);
+          out.setFirstCallNotMade(part.first_call_not_made);
+          out.setDigests(kj::arrayPtr(part.digests.data(), part.digests.size()));
         }
       },
       from);

@@ -89,14 +89,26 @@ struct Renew {
   view @1 :UInt64;
 }
 
-struct Departure {  # Leave, Report and Goodbye
-  rank @0 :Int32 = -1;
-  view @1 :UInt64;
+struct Leave {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
   cause @2 :Status;
-  steps @3 :UInt64;             # Goodbye only
-  digests @4 :List(UInt64);     # Goodbye only
-  peer @5 :Int32 = -1;          # Report only
-  firstCallNotMade @6 :UInt64;  # Goodbye only
+}
+
+struct Report {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  cause @2 :Status;
+  peer @3 :Int32 = -1;
+}
+
+struct Goodbye {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  cause @2 :Status;
+  steps @3 :UInt64;
+  digests @4 :List(UInt64);
+  firstCallNotMade @5 :UInt64;
 }
 
 struct OperationFailed {
@@ -140,11 +152,11 @@ struct Message {
     watch @3 :Watch;
     watchReply @4 :WatchReply;
     renew @5 :Renew;
-    leave @6 :Departure;
-    report @7 :Departure;
+    leave @6 :Leave;
+    report @7 :Report;
     operationFailed @8 :OperationFailed;
     objectPart @9 :ObjectPart;
-    goodbye @10 :Departure;
+    goodbye @10 :Goodbye;
     sessionFailed @11 :SessionFailed;
     hasBegun @12 :HasBegun;
   }
