@@ -40,7 +40,7 @@ func TestHeadsDoNotShareAnAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer head.Close()
-	second, err := StartHead(configure(t, settings{"head": head.Address(), "num_workers": "1"}))
+	second, err := StartHead(configure(t, settings{"head": head.Address()}))
 	if !errors.Is(err, ErrAddressInUse) || !strings.Contains(err.Error(), head.Address()) {
 		t.Errorf("a second head on %s: %v, %v", head.Address(), second, err)
 	}
