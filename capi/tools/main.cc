@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "capi/tools/tool.h"
+#include "core/config/nearest.h"
 
 namespace dsgd_tool {
 
@@ -63,21 +64,6 @@ std::string without_subcommand(const CLI::App& app) {
   return text;
 }
 
-// Returns the number of insertions, deletions and replacements that make one text of the other.
-size_t edit_distance(const std::string& one, const std::string& other) {
-  std::vector<size_t> row(other.size() + 1);
-  for (size_t j = 0; j <= other.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= one.size(); ++i) {
-    size_t corner = std::exchange(row[0], i);
-    for (size_t j = 1; j <= other.size(); ++j) {
-      const size_t replaced = corner + (one[i - 1] != other[j - 1]);
-      corner = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[other.size()];
-}
-
 // The error of words that the subcommand does not know.
 std::string unknown_words(const CLI::App& sub) {
   const auto words = sub.remaining();
@@ -90,15 +76,12 @@ std::string unknown_words(const CLI::App& sub) {
     return "unexpected argument '" + words.front() + "'; see `dsgd " + sub.get_name() + " --help`";
   }
   const std::string name = option->substr(0, option->find('='));
-  std::string nearest;
-  size_t least = 3;
-  for (const CLI::Option* known :
+  std::vector<std::string> known;
+  for (const CLI::Option* one :
        sub.get_options([](const CLI::Option* o) { return !o->get_group().empty(); })) {
-    for (const std::string& candidate : known->get_lnames()) {
-      const size_t distance = edit_distance(name, "--" + candidate);
-      if (distance < least) nearest = "--" + candidate, least = distance;
-    }
+    for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
   }
+  const std::string nearest = dsgd::nearest_name(name, known);
   return "unknown option '" + name + "'" + (nearest.empty() ? "" : ", did you mean '" + nearest + "'?") +
          "; see `dsgd " + sub.get_name() + " --help`";
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/config/nearest.h"
 #include "transport/base/status.h"
 
 namespace dsgd {
@@ -90,9 +91,6 @@ class Config {
   std::vector<std::string> unknown_variables_;
   std::map<std::string, std::vector<std::string>, std::less<>> allowed_;
 };
-
-// Name in `candidates` that a person most likely meant (edit distance), "" if none is near.
-std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
 
 // Shortest text that reads back as the same number; "nan" whatever the sign.
 std::string number_text(double number);

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "core/config/config.h"
+#include "core/config/nearest.h"
 
 namespace dsgd {
 namespace {

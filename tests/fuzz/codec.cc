@@ -14,7 +14,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// What is accepted has one encoding from then on.
+// An accepted input has one encoding from then on.
 template <typename Decode>
 void read_payload(const std::vector<uint8_t>& bytes, Decode decode) {
   const auto payload = decode(std::as_bytes(std::span(bytes)));

@@ -10,8 +10,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <functional>
-#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
