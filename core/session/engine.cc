@@ -424,15 +424,14 @@ void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction 
 
 // ---- the step
 
-void Engine::step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop,
-                        bool wait_for_devices, StepDone done, const CallOptions& options) {
+void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_devices, StepDone done,
+                        const CallOptions& options) {
   if (!torn_.ok()) return done(torn_, {});
   if (Status status = usable(); !status.ok()) return done(status, {});
   StepRequest request;
   request.step = next_step_;
   request.call = next_call();
   request.weights = std::move(weights);
-  request.absent = std::move(absent);
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
   request.deadline = deadline(options);

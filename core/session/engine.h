@@ -47,8 +47,6 @@ class Engine final : public SessionEvents {
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
   // `failed` is called once, before any operation ends with the failure; it must not throw.
   void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
-  // Tells which gradients of the step in flight are not marked.
-  void name_unmarked(std::function<UnmarkedGradients()> name) { step_.name_unmarked(std::move(name)); }
   // A worker seems lost. `peer`: this worker cannot reach it; -1: another worker reports it. `loss` returns
   // true if the head will decide which worker is lost; then fail() follows, or the session fails after a
   // lease.
@@ -83,16 +81,16 @@ class Engine final : public SessionEvents {
   bool started() const { return started_; }
   Status replan();  // settings of parameters have changed
   const Step& steps() const { return step_; }
+  GradientMarks& marks() { return step_.marks(); }  // any thread
   const Objects& objects() const { return objects_; }
   // A stream of the host, which the step in flight was to wait for, has failed.
   void stream_failed(const Status& why) { step_.device_failed(why); }
 
-  // `weights` by replica. Marks may come before or after begin; flush marks the rest.
+  // `weights` by replica.
   // `wait_for_devices`: `done` is called when the new values are in memory, not only enqueued on the devices.
-  void step_begin(std::vector<double> weights, std::vector<std::vector<char>> absent, bool stop,
-                  bool wait_for_devices, StepDone done, const CallOptions& options = {});
-  void parameter_ready(uint32_t parameter) { step_.parameter_ready(parameter); }
-  void mark_absent(uint32_t replica, uint32_t parameter) { step_.mark_absent(replica, parameter); }
+  void step_begin(std::vector<double> weights, bool stop, bool wait_for_devices, StepDone done,
+                  const CallOptions& options = {});
+  void buckets_ready(const std::vector<uint32_t>& buckets) { step_.buckets_ready(buckets); }
 
   // Calls `done` when the work enqueued in the context has ended, or with an error after step_timeout.
   void when_reached(DeviceContext& context, Done done) {

@@ -75,10 +75,6 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config,
     std::lock_guard lock(impl.failure_mutex);
     impl.failure = why;
   });
-  impl.engine().name_unmarked([&impl] {
-    std::lock_guard lock(impl.step_mutex);
-    return impl.unmarked_gradients();
-  });
   return session;
 }
 

@@ -132,11 +132,9 @@ struct Session::Impl {
     try {
       return launch(name, 0, mode, options, [this, start, then](auto done) {
         start(engine(), [this, then, done](const Status& status) {
-          planned(status, [this, then, done](const Status& planned) {
-            if (planned.ok()) then();
-            set_changing(nullptr);
-            done(planned);
-          });
+          if (status.ok()) then();
+          set_changing(nullptr);
+          done(status);
         });
       });
     } catch (const std::bad_alloc&) {
@@ -178,37 +176,23 @@ struct Session::Impl {
   Status writable(const char* what);  // kState while a step, or a change of the plan, is in flight
   // kState while a change of the plan is in flight; step_mutex is held.
   Status unchanging(const char* what) const;
-  // The message to the engine about marked gradients. A gradient is marked only if this message could be
-  // posted.
-  struct Marked {
-    std::vector<std::pair<uint32_t, uint32_t>> absent;  // replica, parameter
-    std::vector<uint32_t> complete;                     // parameters marked on all replicas
-  };
+  // step_mutex is held in these.
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
-  // May fail half-way; the first `*marked` of them have their marks then.
-  Status mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream,
-                   size_t* marked);
-  Status note_stream(const Replica& replica, const Parameter& parameter, void* stream);
-  Status record_streams(uint32_t bucket);
-  void tell(std::vector<uint32_t> complete);
-  void mark_rest();
-  // The gradients that keep the step in flight from ending; step_mutex is held.
-  UnmarkedGradients unmarked_gradients() const;
+  // Tells the step in flight that these buckets are complete. Takes the marks back by `undo` if memory runs
+  // out.
+  Status tell_ready(std::vector<uint32_t> buckets, const std::function<void()>& undo);
+  Status record_streams(const std::vector<uint32_t>& buckets);
+  Status no_step() const;  // why no gradient can be marked while no step is in flight
+
+  GradientMarks& marks() { return engine().marks(); }
   void leave_unmarked_step();
-  Status no_step() const;  // why no gradient can be marked while no step is in flight; step_mutex is held
-  Status flush();          // marks the rest of the step in flight
-  void tell_engine(const Marked& marked);
-  // Sizes the marks for the new plan if `status` is OK, then calls `done`. Loop only.
-  void planned(const Status& status, const std::function<void(const Status&)>& done);
-  void clear_marks(bool absences);  // else only the ready ones, not the absences
-  void count_marks();
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
   // Begins a step on the loop; `blocking` marks everything at once.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation,
                     const CallOptions& options = {});
   Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
-                   std::vector<std::vector<char>> absent, Marked marked, const CallOptions& options);
+                   std::vector<uint32_t> ready, const CallOptions& options);
   void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
                   bool blocking);
 
@@ -249,14 +233,7 @@ struct Session::Impl {
 
   std::mutex model_mutex;      // registering and binding
   metrics::Counter allocated;  // bytes of dsgd_alloc; changed under model_mutex
-  std::mutex step_mutex;       // marks and the step in flight
-  static constexpr char kNotMarked = 0, kReady = 1, kAbsent = 2;
-  std::vector<std::vector<char>> marks;           // by replica, by parameter: one of these
-  std::vector<uint32_t> unmarked;                 // by parameter: replicas that have not marked it
-  std::vector<std::vector<uint32_t>> buckets_of;  // by parameter: buckets of the plan
-  std::vector<uint32_t> incomplete;               // by bucket: parameters that are not marked on all replicas
-  // Parameters marked on all replicas in this step, not yet posted to the engine.
-  std::vector<uint32_t> untold;
+  std::mutex step_mutex;       // the step in flight, and the order of its messages to the loop
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy

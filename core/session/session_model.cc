@@ -139,7 +139,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
   std::lock_guard lock(impl_->model_mutex);
   std::swap(impl_->model.settings[parameter->index], settings);
   if (!impl_->started) return {};
-  status = impl_->block([this](auto done) { impl_->planned(impl_->engine().replan(), done); });
+  status = impl_->block([this](auto done) { done(impl_->engine().replan()); });
   if (!status.ok()) std::swap(impl_->model.settings[parameter->index], settings);  // nothing has changed
   return status;
 }
@@ -183,7 +183,6 @@ Result<Replica*> Session::add_replica(const std::string& device) {
   model.replicas.push_back(std::move(replica));
   model.weights.push_back(-1);
   model.bindings.emplace_back(model.parameters.size());
-  model.stream_marks.emplace_back();
   return model.replicas.back().get();
 }
 

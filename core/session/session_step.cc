@@ -89,192 +89,42 @@ Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& 
       });
 }
 
-// ---- marks; step_mutex is held
+// ---- marks
 
-void Session::Impl::planned(const Status& status, const std::function<void(const Status&)>& done) {
-  if (status.ok()) {
-    std::lock_guard lock(step_mutex);
-    if (marks.empty()) marks.assign(model.replicas.size(), std::vector<char>(model.parameters.size(), 0));
-    buckets_of = engine().steps().buckets_of();
-    incomplete.resize(engine().steps().plan().size());
-    untold.reserve(model.parameters.size());
-    unmarked.resize(model.parameters.size());
-    count_marks();
-  }
-  done(status);
-}
-
-void Session::Impl::count_marks() {
-  std::fill(incomplete.begin(), incomplete.end(), 0);
-  for (size_t p = 0; p < unmarked.size(); ++p) {
-    unmarked[p] = static_cast<uint32_t>(std::count_if(
-        marks.begin(), marks.end(), [p](const auto& of_replica) { return of_replica[p] == 0; }));
-    if (unmarked[p] == 0) continue;
-    for (uint32_t bucket : buckets_of[p]) ++incomplete[bucket];
-  }
-}
-
-void Session::Impl::clear_marks(bool absences) {
-  for (auto& of_replica : marks) {
-    for (char& mark : of_replica) {
-      if (absences || mark == kReady) mark = kNotMarked;
-    }
-  }
-  untold.clear();
-  count_marks();
-  for (StreamMarks& of_replica : model.stream_marks) {
-    std::fill(of_replica.marked.begin(), of_replica.marked.end(), 0);
-    for (StreamMarks::OfBucket& of_bucket : of_replica.buckets) of_bucket.streams.clear();
-  }
-  std::lock_guard lock(model.streams_mutex);
-  for (StreamMarks& of_replica : model.stream_marks) of_replica.streams.clear();
-}
-
-namespace {
-std::string gradient_text(const Parameter& parameter, size_t replica) {
-  return "the gradient of parameter '" + parameter.name + "' in replica " + std::to_string(replica);
-}
-}  // namespace
-
-// The step reads the gradients of a bucket after all work that a stream has when the bucket is complete. So
-// one event serves all gradients of the bucket in a stream. The event is also recorded now: an invalid stream
-// is reported to the caller and not remembered.
-Status Session::Impl::note_stream(const Replica& replica, const Parameter& parameter, void* stream) {
-  StreamMarks& of_replica = model.stream_marks[replica.index];
-  if (device::is_default_stream(stream)) stream = nullptr;
-  for (uint32_t bucket : buckets_of[parameter.index]) {
-    auto& [streams, events] = of_replica.buckets[bucket];
-    if (std::any_of(streams.begin(), streams.end(),
-                    [stream](const auto& known) { return known.stream == stream; }))
-      continue;
-    if (events.size() == streams.size()) {
-      auto made = replica.device->new_event();
-      if (!made.ok()) return made.status();
-      events.push_back(std::move(made).value());
-    }
-    if (Status status = replica.device->record_stream(*events[streams.size()], stream); !status.ok()) {
-      return Status(status.code(), "the stream given for " + gradient_text(parameter, replica.index) +
-                                       " cannot be used: " + status.message())
-          .with_parameter(parameter.name);
-    }
-    streams.push_back({stream, parameter.index});
-  }
-  if (!stream) return {};  // the default stream always sees the new values
-  std::lock_guard lock(model.streams_mutex);
-  auto& streams = of_replica.streams;
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
-  return {};
-}
-
-// The stream was valid when marked, so a failure here is fatal: the session fails.
-Status Session::Impl::record_streams(uint32_t bucket) {
-  for (size_t r = 0; r < model.replicas.size(); ++r) {
-    if (model.replicas[r]->device->is_host()) continue;
-    const StreamMarks::OfBucket& of_bucket = model.stream_marks[r].buckets[bucket];
-    for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
-      const auto [stream, parameter] = of_bucket.streams[s];
-      Status status = model.replicas[r]->device->record_stream(*of_bucket.marks[s], stream);
-      if (status.ok()) continue;
-      const Status why =
-          Status(status.code(), "the stream in which " + gradient_text(*model.parameters[parameter], r) +
-                                    " was marked can no longer be used; keep it until the step has ended: " +
-                                    status.message())
-              .with_parameter(model.parameters[parameter]->name);
-      loop().post([this, why] { engine().stream_failed(why); });
-      return why;
-    }
-  }
-  return {};
-}
-
-// Marks all of them, or none if one cannot be marked.
 Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent,
                            void* stream) {
-  const size_t untold_before = untold.size();
-  size_t marked = 0;
-  const auto undo = [&] {
-    for (; marked > 0; --marked) {
-      const uint32_t index = parameters[marked - 1]->index;
-      marks[replica.index][index] = kNotMarked;
-      if (!replica.device->is_host()) model.stream_marks[replica.index].marked[index] = 0;
-    }
-    untold.resize(untold_before);
-    count_marks();
-  };
+  std::vector<uint32_t> complete;
+  Status status = marks().mark(replica, parameters, absent, stream, &complete);
+  if (!status.ok() || !in_step || complete.empty()) return status;
+  return tell_ready(std::move(complete), [&] { marks().unmark(replica, parameters); });
+}
+
+Status Session::Impl::tell_ready(std::vector<uint32_t> buckets, const std::function<void()>& undo) {
+  if (Status status = record_streams(buckets); !status.ok()) return status;
   try {
-    Status status = mark_each(replica, parameters, absent, stream, &marked);
-    if (!status.ok()) undo();
-    return status;
+    loop().post([this, buckets = std::move(buckets)] { engine().buckets_ready(buckets); });
   } catch (const std::bad_alloc&) {
     undo();
     throw;
   }
-}
-
-Status Session::Impl::mark_each(const Replica& replica, std::span<Parameter* const> parameters, bool absent,
-                                void* stream, size_t* marked) {
-  for (const Parameter* parameter : parameters) {
-    char& mark = marks[replica.index][parameter->index];
-    if (mark != kNotMarked) {
-      return Status(Code::kState, gradient_text(*parameter, replica.index) + " was marked " +
-                                      (mark == kAbsent ? "absent" : "ready") +
-                                      " before in this step; mark each once")
-          .with_parameter(parameter->name);
-    }
-    mark = absent ? kAbsent : kReady;
-    ++*marked;
-  }
-  if (!replica.device->is_host()) {
-    for (const Parameter* parameter : parameters) {
-      if (Status status = note_stream(replica, *parameter, stream); !status.ok()) return status;
-    }
-  }
-  std::vector<uint32_t> ended;  // buckets; only for these must the engine be woken
-  for (const Parameter* parameter : parameters) {
-    if (--unmarked[parameter->index] > 0) continue;
-    if (in_step) untold.push_back(parameter->index);
-    for (uint32_t bucket : buckets_of[parameter->index]) {
-      if (--incomplete[bucket] == 0 && in_step) ended.push_back(bucket);
-    }
-  }
-  for (uint32_t bucket : ended) {
-    if (Status status = record_streams(bucket); !status.ok()) return status;
-  }
-  if (!replica.device->is_host()) {  // set before the engine is told, since the engine reads it from then on
-    for (const Parameter* parameter : parameters)
-      model.stream_marks[replica.index].marked[parameter->index] = 1;
-  }
-  if (ended.empty()) return {};
-  tell(untold);
-  untold.clear();
   return {};
 }
 
-UnmarkedGradients Session::Impl::unmarked_gradients() const {
-  constexpr size_t kNamed = 3;
-  UnmarkedGradients found;
-  size_t count = 0;
-  for (size_t p = 0; p < unmarked.size(); ++p) {
-    for (size_t r = 0; r < marks.size(); ++r) {
-      if (buckets_of[p].empty() || marks[r][p] != kNotMarked || ++count > kNamed) continue;
-      const std::string& name = model.parameters[p]->name;
-      if (count == 1) found.parameter = name;
-      found.text += (count == 1 ? "'" : ", '") + name + "'" +
-                    (marks.size() > 1 ? " of replica " + std::to_string(r) : "");
-    }
+Status Session::Impl::record_streams(const std::vector<uint32_t>& buckets) {
+  for (uint32_t bucket : buckets) {
+    Status status = marks().record_streams(bucket);
+    if (status.ok()) continue;
+    loop().post([this, status] { engine().stream_failed(status); });
+    return status;
   }
-  if (count == 0) return found;
-  if (count > kNamed) found.text += " and " + std::to_string(count - kNamed) + " more";
-  found.text = (count == 1 ? "gradient " : "gradients ") + found.text +
-               (count == 1 ? " was not marked" : " were not marked");
-  return found;
+  return {};
 }
 
 // The session is closing, so nothing can be marked any more: the step fails on all workers.
 void Session::Impl::leave_unmarked_step() {
   std::lock_guard lock(step_mutex);
   if (!in_step) return;
-  const UnmarkedGradients unmarked = unmarked_gradients();
+  const UnmarkedGradients unmarked = marks().unmarked();
   if (unmarked.empty()) return;
   loop().post([this, unmarked] { engine().leave_step(unmarked); });
 }
@@ -282,45 +132,6 @@ void Session::Impl::leave_unmarked_step() {
 Status Session::Impl::no_step() const {
   if (!step_failure.ok()) return step_failure;
   return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
-}
-
-Status Session::Impl::flush() {
-  for (uint32_t bucket = 0; bucket < incomplete.size(); ++bucket) {
-    if (incomplete[bucket] == 0) continue;
-    if (Status status = record_streams(bucket); !status.ok()) return status;
-  }
-  std::vector<uint32_t> rest = untold;
-  for (uint32_t p = 0; p < unmarked.size(); ++p) {
-    if (unmarked[p] > 0) rest.push_back(p);
-  }
-  if (!rest.empty()) tell(std::move(rest));
-  untold.clear();
-  mark_rest();
-  return {};
-}
-
-// Parameters whose gradients are all marked.
-void Session::Impl::tell(std::vector<uint32_t> complete) {
-  Marked marked{{}, std::move(complete)};
-  for (uint32_t p : marked.complete) {
-    for (uint32_t r = 0; r < marks.size(); ++r) {
-      if (marks[r][p] == kAbsent) marked.absent.emplace_back(r, p);
-    }
-  }
-  loop().post([this, marked = std::move(marked)] { tell_engine(marked); });
-}
-
-void Session::Impl::mark_rest() {
-  for (uint32_t p = 0; p < unmarked.size(); ++p) {
-    for (auto& of_replica : marks) of_replica[p] = of_replica[p] ? of_replica[p] : 1;
-    unmarked[p] = 0;
-  }
-  std::fill(incomplete.begin(), incomplete.end(), 0);
-}
-
-void Session::Impl::tell_engine(const Marked& marked) {
-  for (const auto& [replica, parameter] : marked.absent) engine().mark_absent(replica, parameter);
-  for (uint32_t parameter : marked.complete) engine().parameter_ready(parameter);
 }
 
 // ---- the step
@@ -363,58 +174,43 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (closing) return Status(Code::kClosed, "the session is closing, so no step can begin");
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();
-  // Absences may have been marked before the step began.
-  std::vector<std::vector<char>> absent(marks.size(), std::vector<char>(model.parameters.size(), 0));
-  for (size_t r = 0; r < marks.size(); ++r) {
-    for (size_t p = 0; p < marks[r].size(); ++p) absent[r][p] = marks[r][p] == kAbsent;
-  }
-  // Record the streams of buckets that are complete already; mark() records those of the others.
-  for (uint32_t bucket = 0; bucket < incomplete.size() && !blocking; ++bucket) {
-    if (incomplete[bucket] > 0) continue;
-    if (Status status = record_streams(bucket); !status.ok()) return status;
-  }
-  Marked marked;
-  untold.clear();
-  for (uint32_t p = 0; p < unmarked.size(); ++p) {
-    if (blocking || unmarked[p] == 0) marked.complete.push_back(p);
+  if (blocking) marks().mark_rest();
+  std::vector<uint32_t> ready = marks().complete_buckets();  // absences may have been marked before
+  if (!blocking) {
+    if (Status status = record_streams(ready); !status.ok()) return status;
   }
   in_step = true;
   step_failure = {};
   step_operation = operation;
-  if (blocking) {
-    mark_rest();
-    lock.unlock();
-  }
+  if (blocking) lock.unlock();
   // An asynchronous step keeps the lock, so that marks of other threads are posted after the beginning of the
   // step.
   try {
-    return post_step(operation, blocking, std::move(weights).value(), std::move(absent), std::move(marked),
-                     options);
+    return post_step(operation, blocking, std::move(weights).value(), std::move(ready), options);
   } catch (const std::bad_alloc&) {  // the step has not begun
     if (blocking) lock.lock();
     in_step = false;
     step_operation.reset();
-    clear_marks(false);
+    marks().clear(false);
     throw;
   }
 }
 
 Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking,
-                                std::vector<double> weights, std::vector<std::vector<char>> absent,
-                                Marked marked, const CallOptions& options) {
-  auto task = [this, operation, blocking, options, weights = std::move(weights), absent = std::move(absent),
-               marked = std::move(marked)] {
+                                std::vector<double> weights, std::vector<uint32_t> ready,
+                                const CallOptions& options) {
+  auto task = [this, operation, blocking, options, weights = std::move(weights), ready = std::move(ready)] {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
     const bool stopping = stop.exchange(false);
     operation->set_waiting(waiting_for_next_call());
     engine().step_begin(
-        weights, absent, stopping, blocking,
+        weights, stopping, blocking,
         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
           if (status.code() == Code::kMismatch && stopping) stop = true;  // no worker has seen it
           step_ended(operation, status, result, blocking);
         },
         options);
-    tell_engine(marked);
+    engine().buckets_ready(ready);
   };
   if (blocking) {
     run_task(operation, std::move(task));
@@ -433,7 +229,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     torn = engine().torn();
     if (status.ok()) ++next_step;
     step_operation.reset();
-    clear_marks(status.code() != Code::kMismatch);  // after a mismatch the workers may repeat the step
+    marks().clear(status.code() != Code::kMismatch);  // after a mismatch the workers may repeat the step
   }
   operation->mutable_step_result() = result;
   if (blocking) {
@@ -502,15 +298,7 @@ Status Session::stream_wait(Replica* replica, void* stream) {
   device::Device& device = *replica->device;
   if (device.is_host()) return stream ? no_streams(*replica) : Status();
   if (!impl_->started) return {};  // there are no new values, and replicas may be added
-  std::lock_guard lock(impl_->step_mutex);
-  auto& mark = impl_->model.stream_marks[replica->index].values;
-  if (!mark) {
-    auto made = device.new_event();
-    if (!made.ok()) return made.status();
-    mark = std::move(made).value();
-  }
-  Status status = device.record_stream(*mark, nullptr);
-  return status.ok() ? device.stream_wait(stream, *mark) : status;
+  return impl_->marks().order_after_values(*replica, stream);
 }
 
 Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
@@ -529,7 +317,11 @@ Status Session::step_flush() {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
-  if (impl_->in_step) return impl_->flush();
+  if (impl_->in_step) {
+    std::vector<uint32_t> rest = impl_->marks().mark_rest();
+    return rest.empty() ? Status()
+                        : impl_->tell_ready(std::move(rest), [this] { impl_->marks().unmark_rest(); });
+  }
   if (impl_->step_failure.ok() && impl_->next_step > 0) return {};  // its last mark has ended the step
   return impl_->no_step();
 }

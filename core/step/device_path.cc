@@ -61,16 +61,14 @@ Status DevicePath::fetch(size_t index, size_t p) {
 Status DevicePath::follow_streams(size_t index, DeviceContext& context) {
   bool followed = false;
   for (uint32_t r : context.replicas) {
-    const StreamMarks& marks = state_.model.stream_marks[r];
     for (uint32_t parameter : state_.plan[index].parameters) {
-      const bool in_marks = marks.marked[parameter] && !state_.request.wait_for_devices;
+      const bool in_marks = state_.marks.has_stream(r, parameter) && !state_.request.wait_for_devices;
       if (in_marks || std::exchange(followed, true)) continue;
       if (Status status = context.follow_default_stream(); !status.ok()) return status;
     }
-    const StreamMarks::OfBucket& of_bucket = marks.buckets[index];
-    for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
-      if (Status status = context.queue->wait(*of_bucket.marks[s]); !status.ok()) return status;
-    }
+    if (Status status = state_.marks.follow_streams(r, static_cast<uint32_t>(index), *context.queue);
+        !status.ok())
+      return status;
   }
   return {};
 }
@@ -162,12 +160,9 @@ Status DevicePath::order_streams_after_update() {
     Status status = context.queue->record(*context.reached);
     if (status.ok()) status = context.device->stream_wait(nullptr, *context.reached);
     if (!status.ok()) return status;
-    std::lock_guard lock(state_.model.streams_mutex);
     for (uint32_t r : context.replicas) {
-      for (void* stream : state_.model.stream_marks[r].streams) {
-        status = context.device->stream_wait(stream, *context.reached);
-        if (!status.ok()) return status;
-      }
+      status = state_.marks.order_streams_after(r, *context.reached);
+      if (!status.ok()) return status;
     }
   }
   return {};

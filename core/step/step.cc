@@ -45,7 +45,6 @@ void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue
 }
 
 Status Step::set_plan(Plan plan, uint64_t version) {
-  Model& model = state_.model;
   plan_digest_ = plan.digest();
   version_ = version;
   state_.plan = std::move(plan.buckets);
@@ -54,16 +53,9 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   state_.buffers.clear();
   state_.buffers.resize(state_.plan.size());
   state_.buffer_bytes = 0;
-  for (StreamMarks& of_replica : model.stream_marks) {
-    of_replica.marked.assign(model.parameters.size(), 0);
-    of_replica.buckets.clear();
-    of_replica.buckets.resize(state_.plan.size());
-  }
-  buckets_of_.assign(model.parameters.size(), {});
+  if (Status status = state_.marks.set_plan(state_.plan); !status.ok()) return status;
   for (size_t b = 0; b < state_.plan.size(); ++b) {
     if (Status status = state_.make_buffers(b); !status.ok()) return status;
-    for (uint32_t parameter : state_.plan[b].parameters)
-      buckets_of_[parameter].push_back(static_cast<uint32_t>(b));
   }
   if (Status status = untrained_.make_buffers(); !status.ok()) return status;
   if (Status status = commit_.make_state(); !status.ok()) return status;
@@ -86,16 +78,13 @@ void Step::begin(StepRequest request, Done done) {
   commit_.begin_step();
   bucket_failure_ = {};
   next_ = open_ = reduced_ = next_gather_ = 0;
-  for (size_t b = 0; b < state_.plan.size(); ++b) {
-    BucketBuffers& buffers = state_.buffers[b];
-    buffers.pending = static_cast<int>(state_.plan[b].parameters.size());
-    buffers.reduced = buffers.travelled = buffers.returned = buffers.travels = false;
+  for (BucketBuffers& buffers : state_.buffers) {
+    buffers.ready = buffers.reduced = buffers.travelled = buffers.returned = buffers.travels = false;
     buffers.held = nullptr;
     buffers.norms.clear();
   }
   begun_ = marked_ = loop_.now();
   counters_.buffers.set(state_.buffer_bytes);
-  incomplete_ = state_.plan.size();
   watch();
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
@@ -190,13 +179,12 @@ void Step::compare_values(std::function<void()> agreed) {
 
 // ---- buckets
 
-void Step::parameter_ready(uint32_t parameter) {
-  if (!done_) return;
-  for (uint32_t bucket : buckets_of_[parameter]) {
-    BucketBuffers& buffers = state_.buffers[bucket];
-    if (--buffers.pending > 0) continue;
-    buffers.marked = loop_.now();
-    if (--incomplete_ == 0) marked_ = buffers.marked;
+void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
+  if (!done_ || buckets.empty()) return;
+  marked_ = loop_.now();
+  for (uint32_t bucket : buckets) {
+    state_.buffers[bucket].ready = true;
+    state_.buffers[bucket].marked = marked_;
   }
   launch();
 }
@@ -209,7 +197,7 @@ void Step::launch() {
   if (!header_done_ && group_.members_have_left()) return;  // the header decides which workers remain
   // From a bucket that was done at once: the loop below goes on.
   if (std::exchange(launching_, true)) return;
-  while (done_ && next_ < state_.plan.size() && open_ < kOpenTasks && state_.buffers[next_].pending == 0) {
+  while (done_ && next_ < state_.plan.size() && open_ < kOpenTasks && state_.buffers[next_].ready) {
     ++open_;
     const size_t index = next_++;
     state_.path.in_team ? reduce_in_team(index) : fetch(index);

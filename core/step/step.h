@@ -63,13 +63,10 @@ class Step {
   void on_device_failure(std::function<void(const Status&)> failed) {
     on_device_failure_ = std::move(failed);
   }
-  // Tells which gradients of the step in flight are not marked.
-  void name_unmarked(std::function<UnmarkedGradients()> name) { name_unmarked_ = std::move(name); }
   std::string name() const { return state_.name(); }  // of the step in flight
   uint64_t call() const { return state_.request.call; }
-  UnmarkedGradients unmarked() const {
-    return running() && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
-  }
+  // Gradients that the step in flight waits for.
+  UnmarkedGradients unmarked() const { return running() ? state_.marks.unmarked() : UnmarkedGradients(); }
   // "parameters 'a', 'b' and 3 more", of the buckets that these operations move; empty if they move none.
   std::string parameters_text(const std::vector<uint64_t>& operations) const;
   // Aborts the step and all waits on devices, since the session has failed.
@@ -83,7 +80,6 @@ class Step {
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
   Status set_plan(Plan plan, uint64_t version);
   const std::vector<Bucket>& plan() const { return state_.plan; }
-  const std::vector<std::vector<uint32_t>>& buckets_of() const { return buckets_of_; }  // by parameter
   const StrategySpec& strategy() const { return state_.strategy; }
   bool has_teams() const { return state_.teams.any(); }
   // Replicas of all workers together; known from start.
@@ -91,11 +87,9 @@ class Step {
 
   void begin(StepRequest request, Done done);
   bool running() const { return static_cast<bool>(done_); }
-  // Parameter is marked, ready or absent, on all replicas.
-  void parameter_ready(uint32_t parameter);
-  void mark_absent(uint32_t replica, uint32_t parameter) {
-    if (done_) state_.request.absent[replica][parameter] = 1;
-  }
+  GradientMarks& marks() { return state_.marks; }
+  // The gradients of these buckets are marked.
+  void buckets_ready(const std::vector<uint32_t>& buckets);
   void fail(const Status& cause) { fail(cause, cause); }
   // This worker closes its session, and these gradients are not marked: the step fails on all workers.
   void leave(const UnmarkedGradients& unmarked);
@@ -171,6 +165,7 @@ class Step {
 
   // Failure and limits.
   void watch();
+  bool all_marked() const;  // on this worker
   void deadline_passed();
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& told);
@@ -182,10 +177,8 @@ class Step {
 
   transport::Loop& loop_;
   std::function<void(const Status&)> on_device_failure_;
-  std::function<UnmarkedGradients()> name_unmarked_;
   StepState state_;
   uint64_t version_ = 0, plan_digest_ = 0;
-  std::vector<std::vector<uint32_t>> buckets_of_;  // by parameter
   metrics::StepCounters counters_;
   device::Waiter waiter_;
 
@@ -204,13 +197,13 @@ class Step {
   Status bucket_failure_;        // came before the header
   bool second_attempt_ = false;  // this step's buckets were restarted, without a worker that had left
   bool launching_ = false;
-  transport::Time begun_{}, marked_{}, reduced_at_{};  // beginning; all gradients marked; all buckets reduced
-  size_t incomplete_ = 0;                              // buckets whose gradients are not all marked
-  size_t next_ = 0;                                    // next bucket to start
-  size_t open_ = 0;                                    // buckets started and not in
-  size_t reduced_ = 0;                                 // buckets in
-  size_t next_gather_ = 0;                             // next bucket that a team gathers
-  bool all_enqueued_ = false;                          // and told
+  // Its beginning; the last gradients were marked; all buckets were reduced.
+  transport::Time begun_{}, marked_{}, reduced_at_{};
+  size_t next_ = 0;            // next bucket to start
+  size_t open_ = 0;            // buckets started and not in
+  size_t reduced_ = 0;         // buckets in
+  size_t next_gather_ = 0;     // next bucket that a team gathers
+  bool all_enqueued_ = false;  // and told
   bool norms_done_ = false;
   bool committed_ = false;
 

@@ -37,13 +37,15 @@ void Step::watch() {
   });
 }
 
+bool Step::all_marked() const {
+  return std::all_of(state_.buffers.begin(), state_.buffers.end(),
+                     [](const BucketBuffers& buffers) { return buffers.ready; });
+}
+
 void Step::deadline_passed() {
-  const bool waits_for_host = std::any_of(state_.buffers.begin(), state_.buffers.end(),
-                                          [](const BucketBuffers& buffers) { return buffers.pending > 0; });
-  if (state_.mesh && !(waits_for_host && header_done_))
+  if (state_.mesh && (all_marked() || !header_done_))
     return;  // an exchange is late; its error names the workers
-  const UnmarkedGradients unmarked =
-      waits_for_host && name_unmarked_ ? name_unmarked_() : UnmarkedGradients();
+  const UnmarkedGradients unmarked = this->unmarked();
   const std::string who = state_.mesh ? state_.mesh->members().name(state_.mesh->peers.rank()) + ": " : "";
   const Status why =
       Status(Code::kTimeout,
@@ -153,7 +155,7 @@ void Step::trace(const char* name, transport::Time begin, transport::Time end, b
 
 // The phases that the step has reached; one that has failed ends now.
 void Step::trace_step(transport::Time now, bool failed) {
-  const bool marked = incomplete_ == 0;
+  const bool marked = all_marked();
   trace("gradients", begun_, marked ? marked_ : now, !marked);
   if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
   if (committed_) trace("update", reduced_at_, now, failed);

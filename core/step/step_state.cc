@@ -92,11 +92,6 @@ Status StepState::make_buffers(size_t index) {
       if (!made.ok()) return made.status();
       *mark = std::move(made).value();
     }
-    for (uint32_t r : context.replicas) {  // more only for hosts with more streams
-      auto made = context.device->new_event();
-      if (!made.ok()) return made.status();
-      model.stream_marks[r].buckets[index].marks.push_back(std::move(made).value());
-    }
     if (path.stays_on_device) {
       bucket_buffers.means.resize(bucket.pieces.size());
     } else if (path.in_team) {

@@ -15,6 +15,7 @@
 #include "core/model/step_result.h"
 #include "core/reduce/reproducible.h"
 #include "core/step/device_context.h"
+#include "core/step/gradient_marks.h"
 #include "core/step/teams.h"
 #include "core/strategy/plan.h"
 
@@ -31,9 +32,8 @@ struct StepOptions {
 
 struct StepRequest {
   uint64_t step = 0;
-  uint64_t call = 0;                      // whose operations are this step's
-  std::vector<double> weights;            // by local replica
-  std::vector<std::vector<char>> absent;  // by replica, by parameter; filled in as gradients are marked
+  uint64_t call = 0;            // whose operations are this step's
+  std::vector<double> weights;  // by local replica
   bool stop = false;
   // true: the step ends when the new values are in memory; false: when they are enqueued ahead of later work
   // on the host's streams
@@ -71,7 +71,7 @@ struct BucketBuffers {
   Memory squares_there, squares_here;
 
   // Of the step in flight.
-  int pending = 0;            // parameters not yet marked
+  bool ready = false;         // its gradients are marked
   int fetching = 0;           // devices whose sums are not on the host yet
   bool reduced = false;       // its sums are complete on this worker
   bool travelled = false;     // and waits for its turn to be gathered by a team's devices
@@ -105,7 +105,8 @@ struct StepPath {
 };
 
 struct StepState {
-  StepState(Model& of_worker, StepOptions step_options) : model(of_worker), options(step_options) {}
+  StepState(Model& of_worker, StepOptions step_options)
+      : model(of_worker), options(step_options), marks(of_worker) {}
 
   Model& model;
   const StepOptions options;
@@ -125,6 +126,7 @@ struct StepState {
   std::vector<BucketBuffers> buffers;  // by bucket
   StepPath path;
   size_t buffer_bytes = 0;  // memory that the step holds beside the model
+  GradientMarks marks;
 
   // The step in flight.
   StepRequest request;
@@ -159,7 +161,7 @@ struct StepState {
            piece.begin * dtype_size(model.parameters[piece.parameter]->dtype);
   }
   double weight_of(uint32_t replica, uint32_t parameter) const {
-    return request.absent[replica][parameter] ? 0 : request.weights[replica];
+    return marks.is_absent(replica, parameter) ? 0 : request.weights[replica];
   }
   // Whether these contributing replicas stand for all: then the divisor is the header's exact sum of weights.
   bool takes_all_weights(double contributing) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <thread>
 
 #include "job.h"
 
@@ -84,6 +85,24 @@ TEST(GradientsReady, MarksNoneIfOneCannotBeMarked) {
     DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
     dsgd_op_free(op);
     for (const float* value : trainer.values) EXPECT_EQ(value[0], -1);
+  });
+}
+
+TEST(GradientAbsent, MayBeCalledWhileTheStrategyChanges) {
+  run_job(1, {{"bucket_size", "4K"}}, [&](dsgd_session* session, int) {
+    Trainer trainer{session};
+    trainer.build();
+    std::thread other([&] {
+      for (dsgd_replica* replica : trainer.replicas) {
+        for (dsgd_parameter* parameter : trainer.parameters)
+          DSGD_OK_OR_FAIL(dsgd_gradient_absent(replica, parameter, error_));
+      }
+    });
+    for (const char* strategy : {"ps", "allreduce", "simple"})
+      DSGD_OK_OR_FAIL(dsgd_strategy_set(session, strategy, "", nullptr, nullptr, error_));
+    other.join();
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    for (const float* value : trainer.values) EXPECT_EQ(value[0], 0);  // no gradient was there
   });
 }
 
