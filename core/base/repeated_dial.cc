@@ -23,8 +23,11 @@ struct End {
   std::optional<Status> early = {};  // it ended before it was used
 
   void ended(const Status& why) {
-    if (used && report) report(why);
-    if (!used) early = why;
+    if (!used) {
+      early = why;
+    } else if (report) {
+      report(why);
+    }
   }
 };
 
@@ -83,7 +86,7 @@ void RepeatedDial::try_address(size_t index, Time until) {
         }
         end->used = result.ok() && self->done_;
         self->end(std::move(result));
-        if (end->used && end->early) end->ended(*end->early);
+        if (end->used && end->early && end->report) end->report(*end->early);
       });
 }
 

@@ -16,6 +16,7 @@ struct Answer {
   uint64_t id;
   bool given = false;
 
+  Answer(std::weak_ptr<ServerEnd> of_end, uint64_t of_call) : end(std::move(of_end)), id(of_call) {}
   void give(const Result<Message>& reply) {
     if (std::exchange(given, true)) return;
     if (auto alive = end.lock()) alive->answer(FrameKind::kReply, id, encode_reply(reply));
