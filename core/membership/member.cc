@@ -229,7 +229,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     if (phase != Phase::kJoined) return;
     phase = Phase::kBroken;
     broken = why;
-    log->error("the job cannot go on: " + why.message());
+    log->info("the job cannot go on: " + why.message());  // the session, which fails with it, logs the error
     stop_heartbeat({});
     give_broken();
   }
