@@ -76,7 +76,7 @@ def output_shows(report, output):
         expect(len(re.findall(last, output, re.MULTILINE)) == 1, f"{strategy}: the last epoch of rank {rank} is shown", output)
         row = rf"^ +{rank} +{language} +{worker['accuracy']:.2f} % +{worker['digest']}$"
         expect(len(re.findall(row, output, re.MULTILINE)) == 1, f"{strategy}: the table has rank {rank}", output)
-    expect("rank  language  test accuracy  digest of the parameters\n" in output, f"{strategy}: the table has its head", output)
+    expect("rank language accuracy digest of values\n" in output, f"{strategy}: the table has its head", output)
     expect(re.search(r"^All workers hold the same bits after [\d.]+ s$", output, re.MULTILINE), f"{strategy}: the end", output)
     expect("\033" not in output, f"{strategy}: nothing is redrawn where there is no terminal", output)
 
