@@ -83,6 +83,8 @@ int run_head(const Options& options) {
   std::printf("%s\n", dsgd_head_address(head.get()));
   std::fflush(stdout);
   explain_any_address(dsgd_head_address(head.get()));
+  if (!options.num_workers && dsgd_config_value(config.get(), "num_workers") == std::string("1"))
+    std::fprintf(stderr, "dsgd head: warning: the job has one worker; give --num-workers N for more\n");
 
   for (;;) {
     const int32_t status = dsgd_head_wait(head.get(), kPollMilliseconds, &error);
@@ -102,7 +104,8 @@ Command add_head(CLI::App& app) {
   auto options = std::make_shared<Options>();
   app.add_option("--listen", options->listen,
                  "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
-  app.add_option("--num-workers", options->num_workers, "Workers of the job (default: DSGD_NUM_WORKERS)")
+  app.add_option("--num-workers", options->num_workers,
+                 "Workers of the job (default: DSGD_NUM_WORKERS, else 1)")
       ->check(whole_number(1, kMostWorkers));
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,

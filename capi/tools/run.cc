@@ -81,6 +81,20 @@ std::vector<Part> parse_parts(const RunOptions& options, const std::vector<std::
   return parts;
 }
 
+// Open MPI and MPICH tell their processes how many there are.
+void warn_if_started_often() {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const char* const size = std::getenv(variable);
+    if (!size || std::atoi(size) < 2) continue;
+    std::fprintf(
+        stderr,
+        "dsgd run: warning: it was started %s times (%s), and each starts a job of its own; start the "
+        "command itself instead of `dsgd run`, or give all of them one --head\n",
+        size, variable);
+    return;
+  }
+}
+
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
 void refuse_own_key(const std::string& where, const std::string& key) {
@@ -265,7 +279,10 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   HeadLog log(options.verbose ? DSGD_LOG_INFO : -1);
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
-  if (head_is_here) start_head(&settings, &log, &head);
+  if (head_is_here) {
+    warn_if_started_often();
+    start_head(&settings, &log, &head);
+  }
   // Only the host of rank 0 reports, so that each message appears once.
   const bool reports = !options.supervised || options.first_rank == 0;
   if (reports) {

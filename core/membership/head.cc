@@ -633,7 +633,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (phase == Phase::kDone) return;
     phase = Phase::kDone;
     log->info(cause.ok() ? "head: all workers have left, the job is over"
-                         : "head: the job is over: " + cause.message());
+                         : "head: the job is over");  // its failure was logged before
     tell_end();
   }
 

@@ -43,10 +43,15 @@ void Dialler::set_timer(size_t shares) {
   });
 }
 
+// A reason may begin with the address that was tried, which differs from a name or from one of its aliases.
+std::string Dialler::cannot_connect(const std::string& reason) const {
+  return "cannot connect to " + (reason.starts_with(address_ + ": ") ? reason : address_ + ": " + reason);
+}
+
 void Dialler::timed_out() {
   if (resolution_ || connection_) {
     const char* what = resolution_ ? "its name was not resolved" : "the RPC session was not established";
-    return finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time"));
+    return finish(Status(Code::kTimeout, cannot_connect(what + std::string(" in time"))));
   }
   const char* what = stage_ == Stage::kConnecting
                          ? "nobody answered"
@@ -65,7 +70,7 @@ void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
 void Dialler::try_next() {
   stage_ = Stage::kIdle;
   if (candidates_.empty()) {
-    return finish(Status(failure_, "cannot connect to " + address_ + ": " + failures_));
+    return finish(Status(failure_, cannot_connect(failures_)));
   }
   set_timer(candidates_.size());
   current_ = candidates_.front();
@@ -226,7 +231,7 @@ void Dialler::replied() {
     } else {
       self->connection_ = nullptr;
       const Code code = status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kUnreachable;
-      self->finish(Status(code, "cannot connect to " + self->address_ + ": " + status.message()));
+      self->finish(Status(code, self->cannot_connect(status.message())));
     }
   });
 }
