@@ -43,20 +43,21 @@ void Dialler::set_timer(size_t shares) {
   });
 }
 
-// A reason may begin with the address that was tried, which differs from a name or from one of its aliases.
-std::string Dialler::cannot_connect(const std::string& reason) const {
-  return "cannot connect to " + (reason.starts_with(address_ + ": ") ? reason : address_ + ": " + reason);
+// A name may have several addresses, so the one that was tried is told, too.
+std::string Dialler::at_current(const std::string& what) const {
+  const std::string tried = to_text(current_);
+  return tried == address_ ? what : tried + ": " + what;
 }
 
 void Dialler::timed_out() {
   if (resolution_ || connection_) {
     const char* what = resolution_ ? "its name was not resolved" : "the RPC session was not established";
-    return finish(Status(Code::kTimeout, cannot_connect(what + std::string(" in time"))));
+    return finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time"));
   }
   const char* what = stage_ == Stage::kConnecting
                          ? "nobody answered"
                          : "it accepted the connection but did not complete the handshake";
-  attempt_failed(Status(Code::kTimeout, to_text(current_) + ": " + what + " in time"));
+  attempt_failed(Status(Code::kTimeout, at_current(what + std::string(" in time"))));
 }
 
 void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
@@ -70,7 +71,7 @@ void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
 void Dialler::try_next() {
   stage_ = Stage::kIdle;
   if (candidates_.empty()) {
-    return finish(Status(failure_, cannot_connect(failures_)));
+    return finish(Status(failure_, "cannot connect to " + address_ + ": " + failures_));
   }
   set_timer(candidates_.size());
   current_ = candidates_.front();
@@ -85,7 +86,7 @@ void Dialler::try_next() {
   const int error = connected == 0 ? 0 : errno;
   if (error != 0 && error != EINPROGRESS) {
     // EAGAIN: the backlog of a Unix socket is full, which does not resolve by polling.
-    return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(error)));
+    return attempt_failed(Status(Code::kUnreachable, at_current(errno_text(error))));
   }
   auto poll = PollFd::make(shared_.loop.port(), std::move(fd).value(), this);
   if (!poll.ok()) return attempt_failed(poll.status());
@@ -148,8 +149,7 @@ void Dialler::finish_connecting() {
   int code = 0;
   socklen_t length = sizeof code;
   getsockopt(poll_->fd(), SOL_SOCKET, SO_ERROR, &code, &length);
-  if (code != 0)
-    return attempt_failed(Status(Code::kUnreachable, to_text(current_) + ": " + errno_text(code)));
+  if (code != 0) return attempt_failed(Status(Code::kUnreachable, at_current(errno_text(code))));
   poll_->want_write(false);
   connected();
 }
@@ -158,7 +158,7 @@ bool Dialler::write(const char* message) {
   Status error;
   const auto outcome = handshake_.write(poll_->fd(), message, &error);
   if (outcome == Handshake::Outcome::kFailed) {
-    attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message()));
+    attempt_failed(Status(error.code(), at_current(error.message())));
     return false;
   }
   const bool done = outcome == Handshake::Outcome::kDone;
@@ -171,7 +171,7 @@ bool Dialler::read(const char* message) {
   Status error;
   const auto outcome = handshake_.read(poll_->fd(), message, &error);
   if (outcome == Handshake::Outcome::kFailed) {
-    attempt_failed(Status(error.code(), to_text(current_) + ": " + error.message()));
+    attempt_failed(Status(error.code(), at_current(error.message())));
   }
   return outcome == Handshake::Outcome::kDone;
 }
@@ -231,7 +231,7 @@ void Dialler::replied() {
     } else {
       self->connection_ = nullptr;
       const Code code = status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kUnreachable;
-      self->finish(Status(code, self->cannot_connect(status.message())));
+      self->finish(Status(code, "cannot connect to " + self->address_ + ": " + status.message()));
     }
   });
 }

@@ -30,7 +30,7 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingChallenge, kSendingProof, kAwaitingReply };
   // Fires after 1/shares of the remaining time, so that each remaining address gets an equal part.
   void set_timer(size_t shares);
-  std::string cannot_connect(const std::string& reason) const;
+  std::string at_current(const std::string& what) const;
   void timed_out();
   void resolved(Result<std::vector<SocketAddress>> addresses);
   void try_next();
