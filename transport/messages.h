@@ -85,6 +85,7 @@ struct WatchReply {
   uint64_t view = 0;
   Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
   int32_t left = -1;  // rank that closed its session in good order
+  uint64_t first_call_not_made = 0;  // as its Leave says
 };
 struct Renew {  // a heartbeat; the answer is Empty
   int32_t rank = -1;
@@ -94,6 +95,7 @@ struct Leave {  // a worker closes its session in good order (cause is OK) or be
   int32_t rank = -1;
   uint64_t view = 0;
   Status cause;
+  uint64_t first_call_not_made = 0;  // steps of this and later calls go on without the worker; 0: none does
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
   int32_t rank = -1;
@@ -142,7 +144,7 @@ struct Goodbye {  // last message on a connection that is closed on purpose
   Status cause;
   uint64_t steps = 0;                  // that the sender has made
   std::vector<uint64_t> digests = {};  // of its values then, 0: not read; empty: not compared
-  uint64_t first_call_not_made = 0;    // steps of this and later calls go on without the sender; 0: none does
+  uint64_t first_call_not_made = 0;    // as in Leave
 };
 
 struct Empty {};

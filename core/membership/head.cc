@@ -397,7 +397,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then,
   // once all of them have renewed their leases, which shows that none of them is just lost, the head names
-  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank.
+  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank. A worker
+  // that has left in good order is in no pair: the others learn of that by the news.
   void note_cut(const Worker& from, int32_t peer, const Status& why) {
     if (cut_pairs.empty()) {
       cut_reported = loop.now();
@@ -415,13 +416,16 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   bool has_renewed_since(Time when, int32_t rank) const {
-    const Worker& worker = workers[static_cast<size_t>(rank)];
-    const Time renewed = loop.now() - leases.silence(static_cast<size_t>(rank), loop.now());
-    return worker.left || renewed > when;
+    return loop.now() - leases.silence(static_cast<size_t>(rank), loop.now()) > when;
   }
 
   void decide_cut() {
     if (phase != Phase::kRunning) return;
+    std::erase_if(cut_pairs, [&](const auto& cut) {
+      return workers[static_cast<size_t>(cut.first.first)].left ||
+             workers[static_cast<size_t>(cut.first.second)].left;
+    });
+    if (cut_pairs.empty()) return;
     for (const auto& [pair, detail] : cut_pairs) {
       const auto [low, high] = pair;
       if (has_renewed_since(cut_reported, low) && has_renewed_since(cut_reported, high)) continue;
@@ -585,6 +589,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       log->info("head: " + describe_member(worker.info) + " left in good order");
       transport::WatchReply reply;
       reply.left = worker.info.rank;
+      reply.first_call_not_made = leave.first_call_not_made;
       publish(std::move(reply));
     } else if (!leave.cause.ok()) {
       break_job(cause_from(worker.info, leave.cause, describe_member(worker.info) + " left the job: "));

@@ -14,6 +14,7 @@ namespace {
 using transport::ClientChannel;
 using transport::JoinReply;
 using transport::Message;
+using transport::WatchReply;
 
 }  // namespace
 
@@ -59,11 +60,12 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   bool host_left = false;  // news: the worker that hosts the head left in good order
   Status broken;
-  std::vector<int32_t> left;  // news that no callback has taken yet
+  std::vector<WatchReply> left;  // news of workers that left, which no callback has taken yet
   std::function<void(Result<JoinReply>)> tell_joined;
   std::function<void(const Status&)> tell_broken;
-  std::function<void(int32_t)> tell_left;
+  std::function<void(int32_t, uint64_t)> tell_left;
   std::function<void()> tell_done;
+  uint64_t first_call_not_made = 0;  // by this worker, when it leaves
   transport::TimerId leave_timer = 0;
 
   // Runs `f(impl)` from a task of the loop, if the member still exists.
@@ -178,26 +180,26 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
       if (!self || self->over() || !self->channel) return;  // while leaving, only the answer to Leave matters
       if (!answer.ok())
         return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
-      if (auto* news = std::get_if<transport::WatchReply>(&answer.value())) self->on_news(*news);
+      if (auto* news = std::get_if<WatchReply>(&answer.value())) self->on_news(*news);
     });
   }
 
-  void on_news(const transport::WatchReply& news) {
+  void on_news(const WatchReply& news) {
     watch(news.sequence);  // which also tells the head that we know
     if (!news.news.ok()) return break_down(news.news);
     if (news.left < 0 || news.left >= static_cast<int32_t>(view.members.size())) return;
     log->info(describe_member(member(news.left)) + " has left the job in good order");
     if (news.left == view.head_rank) host_left = true;
-    left.push_back(news.left);
+    left.push_back(news);
     give_left();
   }
 
   void give_left() {
     if (!tell_left) return;
-    for (const int32_t rank : std::exchange(left, {})) {
-      later([rank](Impl& self) {
+    for (const WatchReply& news : std::exchange(left, {})) {
+      later([rank = news.left, call = news.first_call_not_made](Impl& self) {
         auto tell = self.tell_left;
-        if (tell && !self.over()) tell(rank);
+        if (tell && !self.over()) tell(rank, call);
       });
     }
   }
@@ -280,6 +282,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     request.rank = view.rank;
     request.view = view.view;
     request.cause = cause;
+    request.first_call_not_made = first_call_not_made;
     channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
       if (auto self = weak.lock()) self->left_job();
     });
@@ -346,7 +349,7 @@ void Member::on_broken(std::function<void(const Status&)> broken) {
   impl_->give_broken();
 }
 
-void Member::on_left(std::function<void(int32_t rank)> left) {
+void Member::on_left(std::function<void(int32_t rank, uint64_t first_call_not_made)> left) {
   impl_->tell_left = std::move(left);
   impl_->give_left();
 }
@@ -362,6 +365,9 @@ const std::string& Member::join_progress() const {
   return impl_->joiner ? impl_->joiner->progress() : kNone;
 }
 
-void Member::leave(const Status& cause, std::function<void()> done) { impl_->leave(cause, std::move(done)); }
+void Member::leave(const Status& cause, uint64_t first_call_not_made, std::function<void()> done) {
+  impl_->first_call_not_made = first_call_not_made;
+  impl_->leave(cause, std::move(done));
+}
 
 }  // namespace dsgd

@@ -46,9 +46,10 @@ class Member {
   // Once. When the head is lost and was hosted by a worker, the status names that worker's rank. Called on
   // the session's loop.
   void on_broken(std::function<void(const Status&)> broken);
-  // Rank `r` closed its session in good order. When r hosts the head, there is no head from then on and the
+  // Rank `r` closed its session in good order; steps of call `first_call_not_made` (0: none) and later go on
+  // without it. When r hosts the head, there is no head from then on and the
   // workers must watch over each other; that is no failure by itself, since all of them may be closing.
-  void on_left(std::function<void(int32_t rank)> left);
+  void on_left(std::function<void(int32_t rank, uint64_t first_call_not_made)> left);
 
   // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides
   // which of the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
@@ -64,10 +65,10 @@ class Member {
   static transport::Duration host_patience(transport::Duration lease) {
     return lease + std::chrono::milliseconds(100);
   }
-  // Leaves; a join under way ends with kClosed. `done` is called within a lease. When this worker hosts the
-  // head, it is called after the other workers have learnt of it, within host_patience; only then may the
-  // head be destroyed.
-  void leave(const Status& cause, std::function<void()> done);
+  // Leaves; a join under way ends with kClosed. `first_call_not_made`: as on_left gives it to the others.
+  // `done` is called within a lease. When this worker hosts the head, it is called after the other workers
+  // have learnt of it, within host_patience; only then may the head be destroyed.
+  void leave(const Status& cause, uint64_t first_call_not_made, std::function<void()> done);
 
  private:
   struct Impl;

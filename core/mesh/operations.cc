@@ -445,7 +445,7 @@ void Operations::answer_for(int32_t rank) {
 void Operations::on_last_answer(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (const auto& [number, operation] : table_) {
-    if (!operation.task || has_made(rank, *operation.task)) continue;
+    if (!operation.task || (peers_.said_goodbye(rank) && has_made(rank, *operation.task))) continue;
     const auto needed = missing(operation);
     if (std::find(needed.begin(), needed.end(), rank) != needed.end()) stuck.push_back(number);
   }

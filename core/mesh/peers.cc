@@ -180,7 +180,8 @@ void Peers::give_up_dial(int32_t rank, const Status& why) {
 
 // A connection to or from a peer has ended. The peer may have closed in good order, or because the job has
 // failed. Then its goodbye (on its own connection) or the head's news was sent earlier, but may still be
-// unread. So a quarter of a lease passes before the peer is reported as unreachable.
+// unread. So a quarter of a lease passes before the peer is reported as unreachable. After a cut, the peer's
+// system may reset both connections, and the goodbye is lost; then the head's word is enough.
 void Peers::peer_gone(int32_t rank, const Status& status) {
   if (closed_) return;
   peers_[rank].broken = status;
@@ -188,11 +189,13 @@ void Peers::peer_gone(int32_t rank, const Status& status) {
   if (has_left(rank)) return operations_->on_last_answer(rank);  // all that it has answered is in
   // Corruption is reported at once: no other worker knows a better reason.
   if (status.code() == Code::kCorrupted) return session_.on_peer_failure(rank, status);
+  if (peers_[rank].departed) {
+    if (!is_connected(rank)) session_.on_peer_left(rank);
+    return;  // else await_goodbye() limits the wait
+  }
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
-    if (alive.expired() || closed_ || has_left(rank)) return;
-    if (peers_[rank].departed && is_connected(rank)) return;  // await_goodbye() limits the wait
-    session_.on_peer_unreachable(rank, status);
+    if (!alive.expired() && !closed_ && !is_leaving(rank)) session_.on_peer_unreachable(rank, status);
   });
 }
 
@@ -308,9 +311,10 @@ bool Peers::alone() const {
                         size() - 1;
 }
 
-void Peers::told_left(int32_t rank) {
+void Peers::told_left(int32_t rank, uint64_t first_call_not_made) {
   if (rank < 0 || rank >= size() || has_left(rank)) return;
   peers_[rank].departed = true;
+  peers_[rank].first_call_not_made = first_call_not_made;
   if (is_connected(rank)) return await_goodbye(rank);
   session_.on_peer_left(rank);
 }
@@ -321,17 +325,15 @@ bool Peers::is_connected(int32_t rank) const {
 }
 
 // The head knows that this peer left, but its goodbye to this worker has not arrived. Waits two leases for
-// it: after a cut that is shorter than a lease, TCP may wait almost as long again. The peer's machine may
-// have died in between, and the head no longer watches a worker that has left.
+// it: after a cut that is shorter than a lease, TCP may wait almost as long again. If the peer's machine has
+// died in between, the goodbye never comes.
 void Peers::await_goodbye(int32_t rank) {
   const transport::Time due = loop().now() + 2 * options_.lease;
   std::weak_ptr<int> alive = alive_;
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || has_left(rank) || !is_connected(rank)) return;
     if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // this process was stopped
-    const Status late(Code::kWorkerLost,
-                      "it has left the job, but its goodbye has not arrived within two leases");
-    session_.on_peer_unreachable(rank, members_.lost(rank, late));
+    session_.on_peer_left(rank);
   });
 }
 
@@ -519,6 +521,7 @@ void Peers::on_close(ServerChannel& channel, const Status& why) {
   }
   if (node.mapped().goodbye) {
     peers_[rank].first_call_not_made = node.mapped().first_call_not_made;
+    peers_[rank].goodbye = true;
     return session_.on_peer_left(rank);
   }
   peer_gone(rank, members_.lost(rank, why.ok() ? Status(Code::kWorkerLost,

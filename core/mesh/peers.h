@@ -122,7 +122,7 @@ class Peers final : public transport::ServerHandler {
   bool has_left(int32_t rank) const { return peers_[rank].left; }
   bool is_leaving(int32_t rank) const { return peers_[rank].left || peers_[rank].departed; }
   // Returns whether `rank` closed its session in good order before it made the call of this operation. All
-  // workers that have its goodbye agree; a worker without it loses the connection instead.
+  // workers agree: its goodbye to each and its Leave to the head name the same call.
   bool left_before(int32_t rank, uint64_t operation) const {
     return has_left(rank) && peers_[rank].first_call_not_made != 0 &&
            call_of(operation) >= peers_[rank].first_call_not_made;
@@ -131,11 +131,13 @@ class Peers final : public transport::ServerHandler {
   bool left_after(int32_t rank, uint64_t operation) const {
     return has_left(rank) && call_of(operation) < peers_[rank].first_call_not_made;
   }
+  // Returns whether the goodbye of `rank` has come, and so all that it sent.
+  bool said_goodbye(int32_t rank) const { return peers_[rank].goodbye; }
   // A rank has left in good order: operations that need it fail.
   void peer_left(int32_t rank);
-  // The head says that a rank has left. If the rank is connected to this worker, waits at most two leases for
-  // its goodbye, which comes behind its data.
-  void told_left(int32_t rank);
+  // The head says that a rank has left, and passes on its `first_call_not_made`. If the rank is connected to
+  // this worker, waits at most two leases for its goodbye, which comes behind its data.
+  void told_left(int32_t rank, uint64_t first_call_not_made);
   // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later
   // calls may go on without this worker; 0: none may.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
@@ -175,7 +177,8 @@ class Peers final : public transport::ServerHandler {
     std::deque<Unsent> unsent;
     bool left = false;
     bool departed = false;             // the head says that it has left
-    uint64_t first_call_not_made = 0;  // as its goodbye says; 0: unknown
+    bool goodbye = false;              // it has left, and its goodbye has come
+    uint64_t first_call_not_made = 0;  // as its goodbye or the head says; 0: unknown
     metrics::PeerCounters counters;
     transport::Time waited_until{};  // the end of the latest wait that is counted
   };

@@ -575,7 +575,7 @@ void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> dige
   compare_goodbyes();
 }
 
-void Engine::close(const Status& cause, bool compare) {
+uint64_t Engine::close(const Status& cause, bool compare) {
   if (cause.ok() && compare) compare_at_close();
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
@@ -584,10 +584,12 @@ void Engine::close(const Status& cause, bool compare) {
   // The others can go on without this worker only if its start and all its steps succeeded, and it is not in
   // mid-step.
   const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
+  const uint64_t first_call_not_made = may_go_on ? next_call() : 0;
   waiter_.fail(closed);
   fail_pending(closed);
   objects_.fail(peers(), closed);
-  if (mesh_) mesh_->close(cause, next_step_, last_digests_, may_go_on ? next_call() : 0);
+  if (mesh_) mesh_->close(cause, next_step_, last_digests_, first_call_not_made);
+  return first_call_not_made;
 }
 
 void Engine::on_peer_failure(int32_t, const Status& why) {
@@ -605,8 +607,9 @@ void Engine::on_peer_unreachable(int32_t rank, const Status& why) { await_verdic
 void Engine::await_verdict(const Status& why, int32_t peer) {
   if (!broken_.ok()) return;
   if (!on_loss_ || !on_loss_(why, peer)) return fail(why, true);
-  loop_.schedule(loop_.now() + options_.step.lease, [this, why, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired() && broken_.ok()) fail(why, true);
+  loop_.schedule(loop_.now() + options_.step.lease, [this, why, peer, alive = std::weak_ptr(alive_)] {
+    if (alive.expired() || !broken_.ok()) return;
+    if (peer < 0 || !mesh_->peers.is_leaving(peer)) fail(why, true);
   });
 }
 

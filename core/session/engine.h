@@ -119,13 +119,14 @@ class Engine final : public SessionEvents {
   void fail(const Status& cause, bool tell_peers);
   // The failure of a session that has run out of memory, preallocated.
   const Status& exhausted() const { return exhausted_; }
-  void peer_left(int32_t rank) {
-    if (mesh_) mesh_->peers.told_left(rank);
+  void peer_left(int32_t rank, uint64_t first_call_not_made) {
+    if (mesh_) mesh_->peers.told_left(rank, first_call_not_made);
   }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
-  // `compare`: compares the values with those of the other workers that close.
-  void close(const Status& cause, bool compare);
+  // `compare`: compares the values with those of the other workers that close. Returns the first call that
+  // this worker does not make, if steps of that and later calls may go on without it; else 0.
+  uint64_t close(const Status& cause, bool compare);
   const Status& divergence() const { return divergence_; }                // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
   bool idle() const;                                                      // no operation is in flight

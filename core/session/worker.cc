@@ -369,7 +369,7 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
-  member_->on_left([this](int32_t rank) { engine_->peer_left(rank); });
+  member_->on_left([this](int32_t rank, uint64_t call) { engine_->peer_left(rank, call); });
   engine_->on_loss([this](const Status& why, int32_t peer) {
     if (!member_) return false;
     return peer >= 0 ? member_->report(why, peer) : member_->has_head();
@@ -413,9 +413,9 @@ void Worker::choose_spin() {
 }
 
 void Worker::leave(const Status& cause, bool compare, std::function<void()> done) {
-  engine_->close(cause, compare);
+  const uint64_t first_call_not_made = engine_->close(cause, compare);
   if (!member_) return done();
-  member_->leave(cause, std::move(done));
+  member_->leave(cause, first_call_not_made, std::move(done));
 }
 
 }  // namespace dsgd

@@ -180,6 +180,8 @@ struct Moment {
   std::string after;
   int cut_off = 1;
   int steps = kForever;  // of worker 1, which then closes its session
+  // At the end of the cut, the connections between worker 1 and the others are reset.
+  bool reset = false;
 };
 
 // With TCP's retransmission, which after a cut waits up to as long as the cut was.
@@ -195,6 +197,9 @@ void expect_no_harm(const Moment& moment, bool separate_head, int phase) {
   cluster.world.run_for(phase * 5ms);
   cluster.world.isolate(cluster.process(moment.cut_off));
   cluster.world.run_for(kLease - kLease / 5);  // a fifth of the lease: the heartbeat interval
+  for (const int other : {0, 2}) {
+    if (moment.reset) cluster.world.break_connections(cluster.process(1), cluster.process(other));
+  }
   cluster.world.rejoin(cluster.process(moment.cut_off));
   cluster.world.run_for(2 * kLease);  // a lost worker is known 7/4 leases after the cut began
   for (int rank = 0; rank < 3; ++rank)
@@ -221,6 +226,15 @@ TEST(Cuts, ShorterThanTheLeaseDoNoHarmToSteps) { expect_no_harm_whenever_it_begi
 
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) {
   expect_no_harm_whenever_it_begins({.after = "step 2", .steps = 5});
+}
+
+// As systems do for a process that has closed its sockets, when data comes.
+TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAGoodbyeIsLost) {
+  for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
+    SCOPED_TRACE("phase " + std::to_string(phase));
+    expect_no_harm({.after = "step 3", .steps = 4, .reset = true}, true, phase);
+    if (testing::Test::HasFailure()) return;
+  }
 }
 
 }  // namespace

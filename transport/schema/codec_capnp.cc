@@ -79,12 +79,16 @@ class MessageCheck : public Check {
         to.view = part.getView();
         status(part.getNews(), &to.news);
         to.left = part.getLeft();
+        to.first_call_not_made = part.getFirstCallNotMade();
         return to;
       }
       case schema::Message::RENEW:
         return Renew{from.getRenew().getRank(), from.getRenew().getView()};
-      case schema::Message::LEAVE:
-        return with_cause<Leave>(from.getLeave());
+      case schema::Message::LEAVE: {
+        auto to = with_cause<Leave>(from.getLeave());
+        to.first_call_not_made = from.getLeave().getFirstCallNotMade();
+        return to;
+      }
       case schema::Message::REPORT: {
         auto to = with_cause<Report>(from.getReport());
         to.peer = from.getReport().getPeer();
@@ -236,12 +240,13 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setView(part.view);
           if (!part.news.ok()) write(part.news, out.initNews());
           out.setLeft(part.left);
+          out.setFirstCallNotMade(part.first_call_not_made);
         } else if constexpr (std::is_same_v<T, Renew>) {
           auto out = to.initRenew();
           out.setRank(part.rank);
           out.setView(part.view);
         } else if constexpr (std::is_same_v<T, Leave>) {
-          write_with_cause(part, to.initLeave());
+          write_with_cause(part, to.initLeave()).setFirstCallNotMade(part.first_call_not_made);
         } else if constexpr (std::is_same_v<T, Report>) {
           write_with_cause(part, to.initReport()).setPeer(part.peer);
         } else if constexpr (std::is_same_v<T, OperationFailed>) {

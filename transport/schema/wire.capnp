@@ -82,6 +82,7 @@ struct WatchReply {
   view @1 :UInt64;
   news @2 :Status;
   left @3 :Int32 = -1;
+  firstCallNotMade @4 :UInt64;
 }
 
 struct Renew {
@@ -93,6 +94,7 @@ struct Leave {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
   cause @2 :Status;
+  firstCallNotMade @3 :UInt64;
 }
 
 struct Report {

@@ -72,7 +72,7 @@ SimWorker::SimWorker(SimWorld& world, ProcessId p, SimWorkerOptions o)
       broken.push_back(why);
       broken_at = world_.now();
     });
-    member_->on_left([this](int32_t rank) { left.push_back(rank); });
+    member_->on_left([this](int32_t rank, uint64_t) { left.push_back(rank); });
     member_->join([this](Result<transport::JoinReply> result) {
       ++calls_of_joined;
       joined = std::move(result);
@@ -85,7 +85,7 @@ SimWorker::~SimWorker() { destroy(); }
 
 void SimWorker::leave(Status cause) {
   network_->loop().post([this, cause = std::move(cause)] {
-    member_->leave(cause, [this] {
+    member_->leave(cause, 0, [this] {
       ++calls_of_done;
       left_at = world_.now();
     });

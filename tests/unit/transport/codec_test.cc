@@ -39,9 +39,9 @@ std::vector<Message> samples() {
       JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
       JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
       Watch{kBig},
-      WatchReply{7, kBig, detailed(), 3},
+      WatchReply{7, kBig, detailed(), 3, kBig - 6},
       Renew{5, kBig},
-      Leave{5, kBig, detailed()},
+      Leave{5, kBig, detailed(), kBig - 7},
       Report{6, kBig, detailed(), 7},
       OperationFailed{kBig, 7, kBig - 1, detailed()},
       ObjectPart{
@@ -73,11 +73,13 @@ bool same(const JoinReply& a, const JoinReply& b) {
 }
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const WatchReply& a, const WatchReply& b) {
-  return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left;
+  return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left &&
+         a.first_call_not_made == b.first_call_not_made;
 }
 bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
 bool same(const Leave& a, const Leave& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) &&
+         a.first_call_not_made == b.first_call_not_made;
 }
 bool same(const Report& a, const Report& b) {
   return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
