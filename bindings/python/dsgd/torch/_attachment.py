@@ -6,7 +6,7 @@ import contextlib
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 
@@ -45,8 +45,9 @@ def attach(
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
     find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
-    gradient; one that no worker has keeps its value and its `.grad`. A pass that uses none at all is an error. It costs a
-    small all-reduce per step. Without it, a parameter that gets no gradient is an error.
+    gradient; one that no worker has keeps its value. With the optimizer "none", what is in `.grad` counts as a gradient,
+    since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) takes it out. A pass that uses none at all is an
+    error. It costs a small all-reduce per step. Without it, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
     return Attachment(
@@ -261,9 +262,10 @@ class Attachment:
 
     def _mark_missing(self, missing: List[TrainedParameter], idle: bool) -> None:
         if self._find_unused:
-            reached = torch.tensor([entry.used for entry in self._trained], dtype=torch.uint8, device="cpu")
-            anywhere = dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))
+            anywhere = self._used_anywhere(idle)
         for entry in missing:
+            if idle and self._find_unused and not entry.used:
+                entry.tensor.grad = None  # it has the mean of an earlier step, which is not to be applied again
             if entry.used:  # by a pass in no_sync()
                 self._mark(entry)
             elif self._find_unused and anywhere[entry]:
@@ -277,6 +279,20 @@ class Attachment:
                 self._failure = StateError(_missing_text(without), parameter=without[0].name)
                 raise self._failure
 
+    def _used_anywhere(self, idle: bool) -> Dict[TrainedParameter, bool]:
+        """Which parameters have a gradient on some worker. An optimizer of PyTorch updates each parameter with a `.grad`,
+        also with one of zeros, so such a parameter counts; but not on a worker that has no data left."""
+        keeps = self.session._optimizer_is_none and not idle
+        used = [entry.used or (keeps and entry.tensor.grad is not None) for entry in self._trained]
+        reached = torch.tensor(used, dtype=torch.uint8, device="cpu")
+        try:
+            return dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))
+        except WorkerLostError as error:
+            error.message += (
+                ". This all-reduce finds the parameters that no worker uses (find_unused_parameters). " + _JOIN_HINT
+            )
+            raise
+
     def _after_step(self, result: StepResult) -> None:
         if self.session._optimizer_is_none:
             if not result.applied:  # no mean was written: an optimizer must not take the gradient of this worker for it
@@ -288,10 +304,7 @@ class Attachment:
             try:
                 self._buffers.broadcast(self.session)
             except WorkerLostError as error:
-                error.message += (
-                    ". This broadcast gives rank 0's buffers to all workers after each step. Where workers have "
-                    "different numbers of batches, each calls join() after its last one"
-                )
+                error.message += ". This broadcast gives rank 0's buffers to all workers after each step. " + _JOIN_HINT
                 raise
 
     def _require_no_step(self, what: str) -> None:
@@ -327,6 +340,9 @@ class Attachment:
         if not self.session._optimizer_is_none:
             self._other_optimizers.check(self.session._rates_set)
         self._checked = True
+
+
+_JOIN_HINT = "Where workers have different numbers of batches, each calls join() after its last one"
 
 
 class _ForwardHook:

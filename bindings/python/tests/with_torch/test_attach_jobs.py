@@ -4,7 +4,7 @@ import jobs
 import pytest
 import torch
 from jobs import Job
-from models import Batches, convolution, mlp, train
+from models import Batches, Branches, convolution, mlp, train
 from torch import nn
 
 import dsgd.torch
@@ -92,6 +92,27 @@ def uneven(session, own_optimizer):
 def test_workers_with_different_numbers_of_batches_end_alike(own_optimizer):
     first, second = jobs.run(uneven, arguments=(own_optimizer,))
     assert first == second and first[0] == 2 * 8 - 1
+
+
+def uneven_with_unused(session, set_to_none, cleared):
+    torch.manual_seed(1)
+    module, batches = Branches(), Batches(session.rank)
+    model = dsgd.torch.DistributedDataParallel(module, session, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for batch in range(4 + 4 * session.rank):
+        pixels, labels = batches.next()
+        nn.functional.cross_entropy(model(pixels, (True, batch < 6)), labels).backward()
+        optimizer.step()
+        if cleared:
+            optimizer.zero_grad(set_to_none=set_to_none)
+    model.join(optimizer.step)
+    return [value.tolist() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("set_to_none, cleared", [(True, True), (False, True), (True, False)])
+def test_a_parameter_that_no_worker_uses_any_more_ends_alike_on_a_worker_that_has_joined(set_to_none, cleared):
+    first, second = jobs.run(uneven_with_unused, arguments=(set_to_none, cleared))
+    assert first == second
 
 
 def weighted(session):
