@@ -11,6 +11,7 @@
 #include <random>
 
 #include "plugins.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd_test {
 namespace {
@@ -256,6 +257,7 @@ TEST_P(Equivalence, ReproducibleGivesTheSameBitsForEveryStrategyAndFollowsTheOra
 
 TEST(Absent, GradientsCountAsZeroWithTheirWeightWhereSomeReplicaHasOne) {
   for (const std::vector<int>& split : {std::vector{4}, {1, 3}, {2, 1, 3}}) {
+    if (kSanitized && split.size() != 2) continue;
     const Case c{split, "zero"};
     const Case skipping{split};
     for (const bool reproducible : {false, true}) {
@@ -294,6 +296,7 @@ TEST(Absent, IsComparedAtStart) {
 
 // Even ones of 1 to 5 workers with 1 to 3 replicas, and some that are not.
 std::vector<std::vector<int>> splits() {
+  if (kSanitized) return {{2}, {1, 1}, {3, 1, 2}};
   std::vector<std::vector<int>> all = {{1, 3}, {3, 1, 2}, {1, 1, 4, 1}};
   for (int workers = 1; workers <= 5; ++workers) {
     for (int replicas = 1; replicas <= 3; ++replicas) all.emplace_back(workers, replicas);
