@@ -177,7 +177,9 @@ void Supervisor::start(const Child& child) {
   if (read(failure.read, &number, sizeof number) == sizeof number) {  // end of file: exec went well
     guard_.forget(pid);
     waitpid(pid, nullptr, 0);
-    throw Failure("cannot run '" + child.command[0] + "': " + std::strerror(number));
+    throw Failure(
+        "cannot run '" + child.command[0] + "': " + std::strerror(number) +
+        (number == EACCES ? "; make it executable (chmod +x), or name its interpreter before it" : ""));
   }
   running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),
                                                  child.on_line);
