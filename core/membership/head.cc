@@ -264,7 +264,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     places.clear();
     leases.begin(workers.size(), loop.now());
     phase = Phase::kRunning;
-    log->info("head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
+    log->info(workers.size() == 1
+                  ? "head: the only worker has come, the job begins"
+                  : "head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
     for (size_t rank = 0; rank < waiting.size(); ++rank) {
       reply.rank = static_cast<int32_t>(rank);
       waiting[rank](transport::Message(reply));
@@ -349,9 +351,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                      describe_duration(leases.silence(first, now)) +
                                      " (lease); it is cut off, or all of them have stopped"));
     }
-    break_job(lost_worker(workers[first].info, "no heartbeat for " +
-                                                   describe_duration(leases.silence(first, now)) +
-                                                   " (lease); it is stopped, suspended or cut off" + others));
+    const ServerChannel* const control = workers[first].control;
+    break_job(lost_worker(
+        workers[first].info,
+        "no heartbeat for " + describe_duration(leases.silence(first, now)) + " (lease)" +
+            (control ? " from " + control->address() : "") +
+            "; it is stopped or suspended, or the network or a firewall cuts it off from the head" + others));
   }
 
   std::string head_name() const {

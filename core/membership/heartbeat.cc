@@ -229,7 +229,7 @@ void Heartbeat::expire() {
                     .with_rank(options_.hello.rank, options_.own_host));
   }
   fail_as_lost_head("has not answered for " + describe_duration(silence) +
-                    " (lease); it is stopped, suspended or cut off" +
+                    " (lease); it is stopped or suspended, or the network or a firewall cuts it off" +
                     (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 

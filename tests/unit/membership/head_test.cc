@@ -382,7 +382,9 @@ TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
     EXPECT_EQ(news(i).host(), "nodew2");
     EXPECT_THAT(
         news(i).message(),
-        HasSubstr("rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease)"));
+        HasSubstr(
+            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease) from "
+            "10.0.0.9:4711"));
   }
   EXPECT_EQ(renew(2).status().rank(), 2);
   EXPECT_TRUE(renew(0).ok());
@@ -412,7 +414,7 @@ TEST_F(HeadTest, WorkersOfOneSilentMachineHaveStopped) {
   loop_.advance(11s);
   EXPECT_EQ(news(0).code(), Code::kWorkerLost);
   EXPECT_EQ(news(0).rank(), 0);
-  EXPECT_THAT(news(0).message(), HasSubstr("it is stopped, suspended or cut off"));
+  EXPECT_THAT(news(0).message(), HasSubstr("the network or a firewall cuts it off from the head"));
 }
 
 TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
