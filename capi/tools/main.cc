@@ -64,7 +64,7 @@ std::string without_subcommand(const CLI::App& app) {
   return text;
 }
 
-std::string without_dashes(const std::string& word) {
+std::string missing_separator(const std::string& word) {
   return "'" + word + "' comes before --, where the workers' command begins: dsgd run [OPTIONS] -- COMMAND";
 }
 
@@ -74,7 +74,7 @@ std::string unknown_words(const CLI::App& sub) {
   const auto option =
       std::find_if(words.begin(), words.end(), [](const auto& word) { return word[0] == '-'; });
   if (option == words.end()) {
-    if (sub.get_name() == "run") return without_dashes(words.front());
+    if (sub.get_name() == "run") return missing_separator(words.front());
     return "unexpected argument '" + words.front() + "'; see `dsgd " + sub.get_name() + " --help`";
   }
   const std::string name = option->substr(0, option->find('='));
@@ -98,9 +98,10 @@ int run_tool(int argc, char** argv) {
   std::vector<std::string> words;
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
+  // CLI11 would take what follows the ":" for options of the first command.
   if (words.empty() && !own.empty() && own.front() == "run" &&
       std::find(own.begin(), own.end(), ":") != own.end()) {
-    std::fprintf(stderr, "dsgd: %s\n", without_dashes(":").c_str());
+    std::fprintf(stderr, "dsgd: %s\n", missing_separator(":").c_str());
     return kExitUsage;
   }
 

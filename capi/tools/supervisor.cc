@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -177,9 +178,11 @@ void Supervisor::start(const Child& child) {
   if (read(failure.read, &number, sizeof number) == sizeof number) {  // end of file: exec went well
     guard_.forget(pid);
     waitpid(pid, nullptr, 0);
-    throw Failure(
-        "cannot run '" + child.command[0] + "': " + std::strerror(number) +
-        (number == EACCES ? "; make it executable (chmod +x), or name its interpreter before it" : ""));
+    std::error_code unknown;
+    throw Failure("cannot run '" + child.command[0] + "': " + std::strerror(number) +
+                  (number == EACCES && std::filesystem::is_regular_file(child.command[0], unknown)
+                       ? "; make it executable (chmod +x), or name its interpreter before it"
+                       : ""));
   }
   running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),
                                                  child.on_line);

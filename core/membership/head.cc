@@ -354,8 +354,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     const ServerChannel* const control = workers[first].control;
     break_job(lost_worker(
         workers[first].info,
-        "no heartbeat for " + describe_duration(leases.silence(first, now)) + " (lease)" +
-            (control ? " from " + control->address() : "") +
+        "no heartbeat" + (control ? " from " + control->address() : std::string()) + " for " +
+            describe_duration(leases.silence(first, now)) + " (lease)" +
             "; it is stopped or suspended, or the network or a firewall cuts it off from the head" + others));
   }
 
@@ -402,8 +402,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then,
   // once all of them have renewed their leases, which shows that none of them is just lost, the head names
-  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank. A worker
-  // that has left in good order is in no pair: the others learn of that by the news.
+  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank. A pair
+  // needs no verdict if one of it has left: the other one gets that news. But it still counts.
   void note_cut(const Worker& from, int32_t peer, const Status& why) {
     if (cut_pairs.empty()) {
       cut_reported = loop.now();
@@ -426,16 +426,16 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void decide_cut() {
     if (phase != Phase::kRunning) return;
-    std::erase_if(cut_pairs, [&](const auto& cut) {
-      return workers[static_cast<size_t>(cut.first.first)].left ||
-             workers[static_cast<size_t>(cut.first.second)].left;
-    });
-    if (cut_pairs.empty()) return;
+    const auto has_left = [&](int32_t rank) { return workers[static_cast<size_t>(rank)].left; };
+    std::set<size_t> suspects;  // of the pairs that need a verdict
     for (const auto& [pair, detail] : cut_pairs) {
       const auto [low, high] = pair;
-      if (has_renewed_since(cut_reported, low) && has_renewed_since(cut_reported, high)) continue;
-      return decide_cut_after(options.lease / 20);  // or its lease ends before
+      if (has_left(low) || has_left(high)) continue;
+      if (!has_renewed_since(cut_reported, low) || !has_renewed_since(cut_reported, high))
+        return decide_cut_after(options.lease / 20);  // or its lease ends before
+      suspects.insert({static_cast<size_t>(low), static_cast<size_t>(high)});
     }
+    if (suspects.empty()) return cut_pairs.clear();
     std::vector<size_t> degree(workers.size(), 0);
     for (const auto& [pair, detail] : cut_pairs) {
       ++degree[static_cast<size_t>(pair.first)];
@@ -444,15 +444,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     const auto weight = [&](size_t rank) {
       return std::tuple(degree[rank], static_cast<int32_t>(rank) != head_rank, rank);
     };
-    size_t named = 0;
-    for (size_t rank = 1; rank < workers.size(); ++rank) {
-      if (weight(rank) > weight(named)) named = rank;
-    }
+    const size_t named = *std::max_element(suspects.begin(), suspects.end(), [&](size_t one, size_t other) {
+      return weight(one) < weight(other);
+    });
     std::string others, first_detail;
     for (const auto& [pair, detail] : cut_pairs) {
       const auto [low, high] = pair;
       if (static_cast<size_t>(low) != named && static_cast<size_t>(high) != named) continue;
       const int32_t other = static_cast<size_t>(low) == named ? high : low;
+      if (has_left(other)) continue;
       if (others.empty()) first_detail = detail;
       others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
     }

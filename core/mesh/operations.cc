@@ -420,7 +420,8 @@ void Operations::leave_out(int32_t rank) {
 }
 
 // Returns whether a departed worker has completed the start or step that the task belongs to, as its goodbye
-// says. It has then received everything that was sent to it for these; only its last answers may be lost.
+// or the head says. It has then received everything that was sent to it for these; only its last answers may
+// be lost.
 bool Operations::has_made(int32_t rank, const Task& task) const {
   const Kind kind = static_cast<Kind>(task.shape().kind);
   const bool is_of_training = kind == Kind::kStart || kind == Kind::kHeader || kind == Kind::kBucket;
@@ -445,9 +446,13 @@ void Operations::answer_for(int32_t rank) {
 void Operations::on_last_answer(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (const auto& [number, operation] : table_) {
-    if (!operation.task || (peers_.said_goodbye(rank) && has_made(rank, *operation.task))) continue;
+    if (!operation.task) continue;
+    const bool made = has_made(rank, *operation.task);
+    if (made && peers_.said_goodbye(rank)) continue;  // its goodbye came behind its data, so none is missing
     const auto needed = missing(operation);
-    if (std::find(needed.begin(), needed.end(), rank) != needed.end()) stuck.push_back(number);
+    if (std::find(needed.begin(), needed.end(), rank) == needed.end()) continue;
+    if (made) return peers_.report_lost_data(rank, operation.task->name());  // it ends all operations
+    stuck.push_back(number);
   }
   for (const uint64_t number : stuck) {
     Operation* const open = find_open(number);  // the failure of one may have ended another

@@ -25,7 +25,7 @@ class PeerWatch {
   using Probe = std::function<void(const transport::MemberInfo& peer, transport::Time deadline,
                                    std::function<void(const Status&)> done)>;
 
-  PeerWatch(Peers& peers, const Operations& operations, transport::Duration heartbeat_interval, Probe probe)
+  PeerWatch(Peers& peers, Operations& operations, transport::Duration heartbeat_interval, Probe probe)
       : peers_(peers), operations_(operations), look_(heartbeat_interval / 16), probe_(std::move(probe)) {}
   // Looks at the waits of the operations, every 1/16 of heartbeat_interval.
   void look();
@@ -34,7 +34,7 @@ class PeerWatch {
   void probe(int32_t rank);
 
   Peers& peers_;
-  const Operations& operations_;
+  Operations& operations_;
   const transport::Duration look_;
   const Probe probe_;
   // Ranks that operations waited for at the last look, and the time at which the wait began or the last probe

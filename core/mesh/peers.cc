@@ -190,8 +190,8 @@ void Peers::peer_gone(int32_t rank, const Status& status) {
   // Corruption is reported at once: no other worker knows a better reason.
   if (status.code() == Code::kCorrupted) return session_.on_peer_failure(rank, status);
   if (peers_[rank].departed) {
-    if (!is_connected(rank)) session_.on_peer_left(rank);
-    return;  // else await_goodbye() limits the wait
+    if (is_connected(rank)) return;  // await_goodbye() limits the wait
+    return session_.on_peer_left(rank);
   }
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
@@ -326,7 +326,8 @@ bool Peers::is_connected(int32_t rank) const {
 
 // The head knows that this peer left, but its goodbye to this worker has not arrived. Waits two leases for
 // it: after a cut that is shorter than a lease, TCP may wait almost as long again. If the peer's machine has
-// died in between, the goodbye never comes.
+// died in between, the goodbye never comes. Then the session fails if an operation still needs the peer's
+// data, and goes on without the peer if none does.
 void Peers::await_goodbye(int32_t rank) {
   const transport::Time due = loop().now() + 2 * options_.lease;
   std::weak_ptr<int> alive = alive_;
@@ -346,10 +347,23 @@ void Peers::peer_left(int32_t rank) {
   operations_->on_left(rank);
   const Peer& peer = peers_[rank];
   if (!peer.channel) give_up_dial(rank, members_.has_closed(rank));
-  if (!peer.broken.ok() || !peer.channel) return operations_->on_last_answer(rank);
+  if (!peer.broken.ok() || !peer.channel || !peer.goodbye) return operations_->on_last_answer(rank);
   std::weak_ptr<int> alive = alive_;
   loop().schedule(loop().now() + options_.lease, [this, alive, rank] {
     if (!alive.expired() && !closed_) operations_->on_last_answer(rank);
+  });
+}
+
+// As a task: an operation that begins may have found it.
+void Peers::report_lost_data(int32_t rank, const std::string& operation) {
+  const Status why = Status(Code::kWorkerLost,
+                            members_.name(rank) + " closed its session after " + operation +
+                                ", but what it sent for that has not arrived: the network has cut it off, "
+                                "or its machine has died since")
+                         .with_rank(rank, members_.host_of(rank))
+                         .with_operation(operation);
+  loop().post([this, alive = std::weak_ptr(alive_), rank, why] {
+    if (!alive.expired() && !closed_) session_.on_peer_failure(rank, why);
   });
 }
 

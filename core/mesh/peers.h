@@ -41,7 +41,8 @@ class SessionEvents {
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
   // cut off is unknown.
   virtual void on_peer_unreachable(int32_t rank, const Status& why) = 0;
-  // A peer closed its session in good order; all that it sent has arrived.
+  // A peer closed its session in good order. All that it sent has arrived, unless Peers::said_goodbye is
+  // false.
   virtual void on_peer_left(int32_t rank) = 0;
   virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
   // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
@@ -133,6 +134,8 @@ class Peers final : public transport::ServerHandler {
   }
   // Returns whether the goodbye of `rank` has come, and so all that it sent.
   bool said_goodbye(int32_t rank) const { return peers_[rank].goodbye; }
+  // The session fails: the operation needs data that `rank` sent before it left, and its goodbye never came.
+  void report_lost_data(int32_t rank, const std::string& operation);
   // A rank has left in good order: operations that need it fail.
   void peer_left(int32_t rank);
   // The head says that a rank has left, and passes on its `first_call_not_made`. If the rank is connected to

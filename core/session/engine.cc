@@ -592,8 +592,10 @@ uint64_t Engine::close(const Status& cause, bool compare) {
   return first_call_not_made;
 }
 
-void Engine::on_peer_failure(int32_t, const Status& why) {
-  if (why.code() == Code::kWorkerLost) {
+void Engine::on_peer_failure(int32_t rank, const Status& why) {
+  // The head gives no verdict on a worker that has left.
+  const bool is_leaving = mesh_->members().is_peer(rank) && mesh_->peers.is_leaving(rank);
+  if (why.code() == Code::kWorkerLost && !is_leaving) {
     await_verdict(why, -1);
   } else {
     fail(why, true);
@@ -609,6 +611,7 @@ void Engine::await_verdict(const Status& why, int32_t peer) {
   if (!on_loss_ || !on_loss_(why, peer)) return fail(why, true);
   loop_.schedule(loop_.now() + options_.step.lease, [this, why, peer, alive = std::weak_ptr(alive_)] {
     if (alive.expired() || !broken_.ok()) return;
+    // A peer that has left meanwhile is not lost: told_left() ends what waits for it.
     if (peer < 0 || !mesh_->peers.is_leaving(peer)) fail(why, true);
   });
 }

@@ -228,11 +228,43 @@ TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) {
   expect_no_harm_whenever_it_begins({.after = "step 2", .steps = 5});
 }
 
-// As systems do for a process that has closed its sockets, when data comes.
+// Rank 1 ends its last step and closes, but its last chunk to rank 2 never arrives. The others agree on that.
+TEST(Cuts, WhenTheDataOfAWorkerThatLeftIsLostAllSaySo) {
+  for (const bool dies : {false, true}) {
+    ClusterOptions options = options_of(3, true);
+    options.network.delay = {5ms, 5ms};
+    options.network.retransmission = 200ms;
+    Cluster cluster(options, [](Cluster& cluster, Session& session, int rank) {
+      Cluster::train(cluster, session, rank, rank == 1 ? 4 : kForever);
+    });
+    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(cluster.run_until_noted(rank, "step 2", 10s));
+    cluster.world.set_delay(cluster.process(0), cluster.process(1), {60ms, 60ms});
+    cluster.world.run_for(20ms);
+    for (const auto& [from, to] : {std::pair(1, 2), {2, 1}})
+      cluster.world.block(cluster.process(from), cluster.process(to));
+    ASSERT_TRUE(cluster.run_until_noted(1, "step 3", 400ms));
+    ASSERT_FALSE(cluster.call(2, "step 3"));
+    cluster.world.run_for(30ms);
+    if (dies) cluster.world.kill(cluster.process(1), transport::Death::kSilent);
+    const Time closed_at = cluster.world.now();
+    ASSERT_TRUE(cluster.run_until_ended(30s));
+    for (const int rank : {0, 2}) {
+      expect_says(cluster, rank, {"rank 1 (", "closed its session after step 3", "has not arrived"});
+      if (testing::Test::HasFatalFailure()) return;
+      const NotedCall* failure = cluster.first_failure(rank);
+      EXPECT_EQ(failure->status.rank(), 1);
+      EXPECT_LE((failure->ended - closed_at).count(), (2 * kLease + kLease / 2).count());
+    }
+    if (dies) cluster.world.bury(cluster.process(1));
+  }
+}
+
+// A system answers data for sockets that its process has closed with a reset, which discards what was still
+// to be sent. The head runs apart, because its connections are not to be reset.
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAGoodbyeIsLost) {
   for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
     SCOPED_TRACE("phase " + std::to_string(phase));
-    expect_no_harm({.after = "step 3", .steps = 4, .reset = true}, true, phase);
+    expect_no_harm({.after = "step 3", .steps = 4, .reset = true}, /*separate_head=*/true, phase);
     if (testing::Test::HasFailure()) return;
   }
 }

@@ -1,6 +1,5 @@
-// Whether this build has a sanitizer, which makes a test 5 to 15 times as long. Such a build looks for wrong
-// accesses and races; a long test then leaves out cases that take no path of their own. The other build
-// compares the values of all cases.
+// Whether this build has a sanitizer, which makes a test 5 to 15 times as long. With one, a long test leaves
+// out cases that take no path of their own; the plain build runs all of them.
 #pragma once
 
 namespace dsgd_test {

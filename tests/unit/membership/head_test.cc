@@ -383,8 +383,8 @@ TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
     EXPECT_THAT(
         news(i).message(),
         HasSubstr(
-            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease) from "
-            "10.0.0.9:4711"));
+            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat from 10.0.0.9:4711 for "
+            "10.0 s (lease)"));
   }
   EXPECT_EQ(renew(2).status().rank(), 2);
   EXPECT_TRUE(renew(0).ok());

@@ -360,7 +360,7 @@ TEST_F(MemberTest, AStoppedWorkerIsNamedWithinTheLeaseAndLearnsOfItWhenItWakes) 
   start_job(3, false);
   world_.run_for(3s);
   world_.pause(at(1).process);
-  expect_all_told_but(1, 1, kLease, {full_name(1), "no heartbeat for 10.0 s (lease)"});
+  expect_all_told_but(1, 1, kLease, {full_name(1), "for 10.0 s (lease)", "no heartbeat"});
   world_.run_for(kLease);
   EXPECT_TRUE(at(1).broken.empty());
   world_.resume(at(1).process);

@@ -45,8 +45,8 @@ def attach(
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
     find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
-    gradient; one that no worker has keeps its value. With the optimizer "none", what is in `.grad` counts as a gradient,
-    since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) takes it out. A pass that uses none at all is an
+    gradient; one that no worker has keeps its value. With the optimizer "none", a parameter whose `.grad` is not
+    None counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to None. A pass that uses none at all is an
     error. It costs a small all-reduce per step. Without it, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
@@ -263,9 +263,11 @@ class Attachment:
     def _mark_missing(self, missing: List[TrainedParameter], idle: bool) -> None:
         if self._find_unused:
             anywhere = self._used_anywhere(idle)
+        if idle:
+            for entry in missing:
+                if not entry.used:
+                    entry.tensor.grad = None  # it has the mean of an earlier step, which is not to be applied again
         for entry in missing:
-            if idle and self._find_unused and not entry.used:
-                entry.tensor.grad = None  # it has the mean of an earlier step, which is not to be applied again
             if entry.used:  # by a pass in no_sync()
                 self._mark(entry)
             elif self._find_unused and anywhere[entry]:
@@ -280,10 +282,10 @@ class Attachment:
                 raise self._failure
 
     def _used_anywhere(self, idle: bool) -> Dict[TrainedParameter, bool]:
-        """Which parameters have a gradient on some worker. An optimizer of PyTorch updates each parameter with a `.grad`,
-        also with one of zeros, so such a parameter counts; but not on a worker that has no data left."""
-        keeps = self.session._optimizer_is_none and not idle
-        used = [entry.used or (keeps and entry.tensor.grad is not None) for entry in self._trained]
+        """Which parameters have a gradient on some worker. An optimizer of PyTorch applies each `.grad` that is there, also
+        one of zeros, so it counts. On a worker that has joined it is the mean of an earlier step and does not count."""
+        grad_counts = self.session._optimizer_is_none and not idle
+        used = [entry.used or (grad_counts and entry.tensor.grad is not None) for entry in self._trained]
         reached = torch.tensor(used, dtype=torch.uint8, device="cpu")
         try:
             return dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))

@@ -115,6 +115,27 @@ def test_a_parameter_that_no_worker_uses_any_more_ends_alike_on_a_worker_that_ha
     assert first == second
 
 
+def frozen_while_joined(session):
+    torch.manual_seed(1)
+    module, batches = mlp(), Batches(session.rank)
+    model = dsgd.torch.DistributedDataParallel(module, session)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in range(4 + 4 * session.rank):
+        if batch == 3:
+            module[1].requires_grad_(False)
+        pixels, labels = batches.next()
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(pixels), labels).backward()
+        optimizer.step()
+    model.join(optimizer.step)
+    return [value.tolist() for value in module.state_dict().values()]
+
+
+def test_a_parameter_that_was_frozen_stays_as_it_is_on_a_worker_that_has_joined():
+    first, second = jobs.run(frozen_while_joined)
+    assert first == second
+
+
 def weighted(session):
     torch.manual_seed(1)
     module = mlp()
