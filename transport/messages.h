@@ -95,7 +95,7 @@ struct Leave {  // a worker closes its session in good order (cause is OK) or be
   int32_t rank = -1;
   uint64_t view = 0;
   Status cause;
-  uint64_t first_call_not_made = 0;  // steps of this and later calls go on without the worker; 0: none does
+  uint64_t first_call_not_made = 0;  // steps go on without the worker from this call on; 0: none can
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
   int32_t rank = -1;

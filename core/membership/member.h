@@ -46,9 +46,9 @@ class Member {
   // Once. When the head is lost and was hosted by a worker, the status names that worker's rank. Called on
   // the session's loop.
   void on_broken(std::function<void(const Status&)> broken);
-  // Rank `r` closed its session in good order; steps of call `first_call_not_made` (0: none) and later go on
-  // without it. When r hosts the head, there is no head from then on and the
-  // workers must watch over each other; that is no failure by itself, since all of them may be closing.
+  // A worker closed its session in good order. From its call `first_call_not_made` on, steps go on without
+  // it; 0: no step can. When it hosts the head, there is no head from then on and the workers must watch over
+  // each other. That is no failure by itself, since all of them may be closing.
   void on_left(std::function<void(int32_t rank, uint64_t first_call_not_made)> left);
 
   // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides

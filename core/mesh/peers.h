@@ -141,8 +141,8 @@ class Peers final : public transport::ServerHandler {
   // The head says that a rank has left, and passes on its `first_call_not_made`. If the rank is connected to
   // this worker, waits at most two leases for its goodbye, which comes behind its data.
   void told_left(int32_t rank, uint64_t first_call_not_made);
-  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps of this and later
-  // calls may go on without this worker; 0: none may.
+  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps may go on without
+  // this worker from this call on; 0: none may.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
              uint64_t first_call_not_made);
   bool closed() const { return closed_; }

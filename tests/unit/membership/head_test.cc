@@ -10,6 +10,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using transport::JoinReply;
 using transport::Message;
 using transport::Role;
@@ -457,6 +458,31 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
                                                  std::to_string(rank)));
     }
     EXPECT_THAT(news(0).message(), AllOf(HasSubstr("no answer from b:2"), HasSubstr("firewall")));
+  }
+}
+
+// Its pair still shows which of the others is cut off.
+TEST_F(HeadTest, AWorkerThatHasLeftIsInNoCutButCounts) {
+  for (const bool another_cut : {true, false}) {
+    remotes_.clear();
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
+    begin();
+    const auto cut = [this](int32_t from, int32_t to) {
+      const Status why(Code::kWorkerLost, "no answer from b:2");
+      EXPECT_TRUE(call(at(static_cast<size_t>(from)).control, transport::Report{from, 1, why, to}).ok());
+    };
+    cut(0, 2);
+    if (another_cut) cut(0, 1);
+    leave(2);
+    for (size_t i : {0u, 1u}) watch(i, 1);
+    loop_.advance(kLease / 4);
+    for (size_t i : {0u, 1u}) ASSERT_TRUE(renew(i).ok());
+    loop_.advance(kLease / 4);
+    ASSERT_EQ(at(1).watch.given(), another_cut);
+    if (another_cut) {
+      EXPECT_EQ(news(1).rank(), 0) << news(1).message();
+      EXPECT_THAT(news(1).message(), Not(HasSubstr("rank 2")));
+    }
   }
 }
 
