@@ -15,7 +15,7 @@ void PeerWatch::look() {
   for (const auto& [rank, since] : waited_for_) {
     if (now - since < 3 * look_) continue;
     if (!peers_.is_leaving(rank) && probed_.insert(rank).second) probe(rank);
-    // What it sent last may be lost, and a part of an operation that has begun since may need it.
+    // Its last data may be lost, and a part of an operation that has begun since may need them.
     if (peers_.has_left(rank) && !peers_.said_goodbye(rank)) operations_.on_last_answer(rank);
   }
   peers_.loop().schedule(now + look_, [this, alive = std::weak_ptr(alive_)] {

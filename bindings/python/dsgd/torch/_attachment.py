@@ -45,9 +45,9 @@ def attach(
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
     find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
-    gradient; one that no worker has keeps its value. With the optimizer "none", a parameter whose `.grad` is not
-    None counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to None. A pass that uses none at all is an
-    error. It costs a small all-reduce per step. Without it, a parameter that gets no gradient is an error.
+    gradient; one that no worker has keeps its value. With the optimizer "none", a parameter whose `.grad` is not None
+    counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to None. A pass that uses
+    none at all is an error. It costs a small all-reduce per step. Without it, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
     return Attachment(
@@ -287,13 +287,8 @@ class Attachment:
         grad_counts = self.session._optimizer_is_none and not idle
         used = [entry.used or (grad_counts and entry.tensor.grad is not None) for entry in self._trained]
         reached = torch.tensor(used, dtype=torch.uint8, device="cpu")
-        try:
+        with _hint_at_join("This all-reduce finds the parameters that no worker uses (find_unused_parameters)"):
             return dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))
-        except WorkerLostError as error:
-            error.message += (
-                ". This all-reduce finds the parameters that no worker uses (find_unused_parameters). " + _JOIN_HINT
-            )
-            raise
 
     def _after_step(self, result: StepResult) -> None:
         if self.session._optimizer_is_none:
@@ -303,11 +298,8 @@ class Attachment:
         elif result.applied:
             _bump_versions([entry.tensor for entry in self._trained])
         if self._buffers is not None:
-            try:
+            with _hint_at_join("This broadcast gives rank 0's buffers to all workers after each step"):
                 self._buffers.broadcast(self.session)
-            except WorkerLostError as error:
-                error.message += ". This broadcast gives rank 0's buffers to all workers after each step. " + _JOIN_HINT
-                raise
 
     def _require_no_step(self, what: str) -> None:
         if self._operation is not None:
@@ -344,7 +336,16 @@ class Attachment:
         self._checked = True
 
 
-_JOIN_HINT = "Where workers have different numbers of batches, each calls join() after its last one"
+@contextlib.contextmanager
+def _hint_at_join(purpose: str) -> Iterator[None]:
+    """Around a collective that the host did not call: an error says its `purpose`, and that join() may be missing."""
+    try:
+        yield
+    except WorkerLostError as error:
+        error.message += (
+            f". {purpose}. Where workers have different numbers of batches, each calls join() after its last one"
+        )
+        raise
 
 
 class _ForwardHook:
