@@ -44,10 +44,11 @@ def attach(
 
     device: where the module is; by default found from its parameters.
     broadcast_buffers: after each step all workers hold rank 0's buffers, such as the running means of batch norm.
-    find_unused_parameters: a backward pass may leave out parameters. They count as zero where another worker has a
-    gradient; one that no worker has keeps its value. With the optimizer "none", a parameter whose `.grad` is not None
-    counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to None. A pass that uses
-    none at all is an error. It costs a small all-reduce per step. Without it, a parameter that gets no gradient is an error.
+    find_unused_parameters: a backward pass may leave out parameters. A parameter without a gradient counts as zero if
+    another worker has one for it; if no worker has one, its value stays. With the optimizer "none", a parameter whose
+    `.grad` is not None counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to
+    None. A pass that uses no parameter at all is an error. The option costs one small all-reduce per step. Without the
+    option, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
     return Attachment(
@@ -124,8 +125,8 @@ class Attachment:
             self._next_synchronizes = before
 
     def set_weight(self, weight: float) -> None:
-        """Contribution weight of this worker in the mean from the next step on, usually its number of samples. Call it
-        before backward. By default all workers count alike."""
+        """Sets the contribution weight of this worker from the next step on, usually its number of samples. Call it
+        before backward; the default is 1."""
         self._require_no_step("set_weight")
         self._weight = weight
 
@@ -261,44 +262,44 @@ class Attachment:
         return result
 
     def _mark_missing(self, missing: List[TrainedParameter], idle: bool) -> None:
-        if self._find_unused:
-            anywhere = self._used_anywhere(idle)
         if idle:
             for entry in missing:
                 if not entry.used:
-                    entry.tensor.grad = None  # it has the mean of an earlier step, which is not to be applied again
+                    entry.tensor.grad = None  # a gradient of an earlier step, which must not count again
+        used = self._used_by_any_worker() if self._find_unused else {}
         for entry in missing:
             if entry.used:  # by a pass in no_sync()
                 self._mark(entry)
-            elif self._find_unused and anywhere[entry]:
-                self._mark(entry)  # with zeros, or with what the host has left in `.grad`
-            elif idle and not self._find_unused and entry.tensor.requires_grad:
-                self._mark(entry)
+            elif used.get(entry):
+                self._mark(entry)  # with zeros, or with the gradient that the host left in `.grad`
             elif self._find_unused or not entry.tensor.requires_grad:
                 self._replica.gradient_absent(entry.parameter)
+            elif idle:
+                self._mark(entry)  # with zeros
             else:
                 without = [e for e in missing if e.tensor.requires_grad and not e.used]
                 self._failure = StateError(_missing_text(without), parameter=without[0].name)
                 raise self._failure
 
-    def _used_anywhere(self, idle: bool) -> Dict[TrainedParameter, bool]:
-        """Which parameters have a gradient on some worker. An optimizer of PyTorch applies each `.grad` that is there, also
-        one of zeros, so it counts. On a worker that has joined it is the mean of an earlier step and does not count."""
-        grad_counts = self.session._optimizer_is_none and not idle
-        used = [entry.used or (grad_counts and entry.tensor.grad is not None) for entry in self._trained]
-        reached = torch.tensor(used, dtype=torch.uint8, device="cpu")
-        with _hint_at_join("This all-reduce finds the parameters that no worker uses (find_unused_parameters)"):
-            return dict(zip(self._trained, self.session.allreduce(reached, "max").tolist()))
+    def _used_by_any_worker(self) -> Dict[TrainedParameter, bool]:
+        """Returns which parameters have a gradient on some worker. With the optimizer "none", every `.grad` that is not
+        None counts, because an optimizer of PyTorch applies it, zeros included."""
+        is_none = self.session._optimizer_is_none
+        used_here = [entry.used or (is_none and entry.tensor.grad is not None) for entry in self._trained]
+        flags = torch.tensor(used_here, dtype=torch.uint8, device="cpu")
+        with _explain_worker_lost("This all-reduce finds the parameters that no worker uses (find_unused_parameters)"):
+            used = self.session.allreduce(flags, "max").tolist()
+        return dict(zip(self._trained, used))
 
     def _after_step(self, result: StepResult) -> None:
         if self.session._optimizer_is_none:
-            if not result.applied:  # no mean was written: an optimizer must not take the gradient of this worker for it
+            if not result.applied:  # no mean was written; else the optimizer would apply this worker's own gradient
                 for entry in self._trained:
                     entry.tensor.grad = None
         elif result.applied:
             _bump_versions([entry.tensor for entry in self._trained])
         if self._buffers is not None:
-            with _hint_at_join("This broadcast gives rank 0's buffers to all workers after each step"):
+            with _explain_worker_lost("This broadcast gives rank 0's buffers to all workers after each step"):
                 self._buffers.broadcast(self.session)
 
     def _require_no_step(self, what: str) -> None:
@@ -337,13 +338,14 @@ class Attachment:
 
 
 @contextlib.contextmanager
-def _hint_at_join(purpose: str) -> Iterator[None]:
-    """Around a collective that the host did not call: an error says its `purpose`, and that join() may be missing."""
+def _explain_worker_lost(collective: str) -> Iterator[None]:
+    """Runs a collective that the host did not call. Adds to a WorkerLostError what the collective is for, and that a
+    join() may be missing."""
     try:
         yield
     except WorkerLostError as error:
         error.message += (
-            f". {purpose}. Where workers have different numbers of batches, each calls join() after its last one"
+            f". {collective}. Where workers have different numbers of batches, each calls join() after its last one"
         )
         raise
 

@@ -94,25 +94,50 @@ def test_workers_with_different_numbers_of_batches_end_alike(own_optimizer):
     assert first == second and first[0] == 2 * 8 - 1
 
 
-def uneven_with_unused(session, set_to_none, cleared):
+def uneven_with_unused(session, clear):
     torch.manual_seed(1)
     module, batches = Branches(), Batches(session.rank)
     model = dsgd.torch.DistributedDataParallel(module, session, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    last_used = None
     for batch in range(4 + 4 * session.rank):
+        if batch == 6:  # no worker uses the second branch from here on
+            last_used = module.second.weight.tolist()
         pixels, labels = batches.next()
         nn.functional.cross_entropy(model(pixels, (True, batch < 6)), labels).backward()
         optimizer.step()
-        if cleared:
-            optimizer.zero_grad(set_to_none=set_to_none)
+        if clear != "never":
+            optimizer.zero_grad(set_to_none=clear == "to_none")
     model.join(optimizer.step)
-    return [value.tolist() for value in module.state_dict().values()]
+    return {name: value.tolist() for name, value in module.state_dict().items()}, last_used
 
 
-@pytest.mark.parametrize("set_to_none, cleared", [(True, True), (False, True), (True, False)])
-def test_a_parameter_that_no_worker_uses_any_more_ends_alike_on_a_worker_that_has_joined(set_to_none, cleared):
-    first, second = jobs.run(uneven_with_unused, arguments=(set_to_none, cleared))
+@pytest.mark.parametrize("clear", ["to_none", "to_zero", "never"])
+def test_unused_parameter_is_equal_on_a_joined_worker(clear):
+    (first, _), (second, last_used) = jobs.run(uneven_with_unused, arguments=(clear,))
     assert first == second
+    # Where `.grad` is not None, the optimizer applies momentum and weight decay.
+    assert (first["second.weight"] == last_used) == (clear == "to_none")
+
+
+def uneven_without_join(session):
+    """Without buffers, so that the all-reduce for unused parameters is the only collective beside the steps."""
+    module, batches = Branches(), Batches(session.rank)
+    model = dsgd.torch.DistributedDataParallel(module, session, find_unused_parameters=True)
+    for _ in range(4 if session.rank == 1 else 8):
+        pixels, labels = batches.next()
+        module.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(pixels, (True, False)), labels).backward()
+
+
+def test_missing_join_is_named_where_unused_parameters_are_found():
+    with Job(uneven_without_join) as job:
+        failure = job.failure(0)
+        assert isinstance(failure, dsgd.WorkerLostError) and failure.rank == 1, failure
+        assert "all-reduce" in failure.operation, failure.operation
+        assert "This all-reduce finds the parameters that no worker uses (find_unused_parameters)" in str(failure)
+        assert "each calls join() after its last one" in str(failure)
+        job.result(1)
 
 
 def frozen_while_joined(session):
