@@ -166,13 +166,13 @@ class Network {
   // resolved without blocking the loop; each address is tried.
   virtual void dial(const std::string& address, DialOptions options,
                     std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) = 0;
-  // Binds and listens; port 0 lets the system choose. Blocks for the bind only. May be called before the loop
-  // is busy, from any thread but a loop's.
+  // Binds and listens; port 0 lets the system choose. Blocks to resolve a name, within
+  // Environment::limit_resolving(). May be called before the loop is busy, from any thread but a loop's.
   virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
                                                    const ListenOptions& options = {}) = 0;
   // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why
   // it was chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that
-  // must be used; empty: as the system routes. Any thread.
+  // must be used; empty: as the system routes. Blocks as listen() does. Any thread.
   virtual Result<std::string> local_address_for(const std::string& address, const std::string& interface,
                                                 std::string* why) = 0;
   // Counters for tests and metrics; any thread.
@@ -207,6 +207,9 @@ class Environment {
   virtual Status start_thread(const std::string& /*name*/, std::function<void()> /*program*/) {
     return Status(Code::kUnsupported, "this environment has no threads");
   }
+  // Until when the networks may block to resolve a name; kNever at first. Also for a call under way. Any
+  // thread.
+  virtual void limit_resolving(Time /*until*/) {}
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node
   virtual int64_t process_id() = 0;

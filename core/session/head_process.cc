@@ -40,6 +40,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   auto network = impl.environment->new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   impl.network = std::move(network).value();
+  impl.environment->limit_resolving(impl.network->loop().now() + config.duration("init_timeout"));
   impl.network->set_checksum(checksum_of(config));
   const int64_t num_workers = config.integer("num_workers");
   status = check_descriptors(*impl.environment, num_workers, true, false);

@@ -108,18 +108,14 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
   const auto operation =
       std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
   impl.join_operation = operation;
+  impl.environment->limit_resolving(deadline);
   if (mode == Mode::kWait) {
     impl.join(deadline, limit);
     // The process exits, and nobody drives the loop any more.
     if (!operation->done()) operation->end(alive());
     return operation;
   }
-  // The timer is for a name that is not resolved in time.
-  impl.post_async(operation, [&impl, deadline, limit] {
-    impl.loop().schedule(deadline + kSlack, [&impl, limit] {
-      if (impl.membership == Impl::Membership::kJoining) impl.end_join(impl.late_join(limit));
-    });
-  });
+  impl.post_async(operation, [] {});
   const Status started =
       impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
         impl.join(deadline, limit);
@@ -159,6 +155,7 @@ void Session::Impl::end_join(const Status& status) {
   log->report(status.ok() ? WorkerReport{WorkerReport::Kind::kJoined}
                           : WorkerReport{WorkerReport::Kind::kFailed, status.rank()});
   membership = status.ok() ? Membership::kJoined : Membership::kFailed;
+  environment->limit_resolving(transport::Time{});  // the thread that joins may be blocked
   const auto operation = std::exchange(join_operation, nullptr);
   if (!operation) return;  // joining had not begun
   end_async(operation, status);
@@ -181,7 +178,9 @@ Status Session::Impl::joined() {
 Status Session::joined() const { return impl_->joined(); }
 
 Status Session::Impl::attempt_join(transport::Time deadline, const std::string& limit) {
-  if (Status status = worker->prepare(); !status.ok()) return status;
+  if (Status status = worker->prepare(); !status.ok()) {
+    return status.code() == Code::kTimeout ? late_join(limit, status.message()) : status;
+  }
   for (;;) {
     const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
     auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
@@ -197,7 +196,8 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
               look_again);
         },
         joined->done_flag(), deadline + kSlack);
-    if (!joined->done()) return block([&](const auto& done) { done(late_join(limit)); });
+    if (!joined->done())
+      return block([&](const auto& done) { done(late_join(limit, worker->join_progress())); });
     // The head's address has been released, by an earlier job's head for example; a waiting worker may take
     // it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline)
@@ -206,8 +206,7 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
   }
 }
 
-Status Session::Impl::late_join(const std::string& limit) {
-  const std::string progress = worker->join_progress();
+Status Session::Impl::late_join(const std::string& limit, const std::string& progress) {
   return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within " + limit +
                                     (progress.empty() ? "" : ": " + progress));
 }

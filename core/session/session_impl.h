@@ -150,8 +150,8 @@ struct Session::Impl {
   void join(transport::Time deadline, const std::string& limit);
   Status attempt_join(transport::Time deadline, const std::string& limit);
   void end_join(const Status& status);
-  Status late_join(const std::string& limit);  // loop only: it did not end in time
-  Status joined();                             // kState while the session is joining; why it has not joined
+  Status late_join(const std::string& limit, const std::string& progress);  // it did not end in time
+  Status joined();  // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
   // Leaves the job, on the loop. `left` is set when the head has answered.

@@ -22,6 +22,7 @@ class NodeEnvironment final : public transport::Environment {
   Status start_thread(const std::string& name, std::function<void()> program) override {
     return real_->start_thread(name, std::move(program));
   }
+  void limit_resolving(transport::Time until) override { real_->limit_resolving(until); }
   std::string host_name() override { return node_.empty() ? real_->host_name() : node_; }
   std::string machine() override { return node_.empty() ? real_->machine() : node_; }
   int64_t process_id() override { return real_->process_id(); }

@@ -4,15 +4,11 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <uv.h>
 
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <string_view>
-#include <system_error>
-#include <thread>
 
 #include "transport/uv/guard.h"
 
@@ -21,31 +17,6 @@ namespace dsgd::transport::uv {
 namespace {
 
 constexpr int kUnixBufferBytes = 4 << 20;  // TCP's are tuned by the kernel, which does it better
-
-std::vector<SocketAddress> collect(const addrinfo* list) {
-  std::vector<SocketAddress> addresses;
-  for (; list; list = list->ai_next) {
-    if (list->ai_family != AF_INET && list->ai_family != AF_INET6) continue;
-    SocketAddress address;
-    std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
-    address.length = list->ai_addrlen;
-    addresses.push_back(address);
-  }
-  return addresses;
-}
-
-addrinfo hints_for(bool passive) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
-  return hints;
-}
-
-Status unresolved(const std::string& host, const std::string& why) {
-  return Status(Code::kUnreachable, "cannot resolve the host name '" + host + "': " + why +
-                                        "; check the name, or give a numeric address");
-}
 
 }  // namespace
 
@@ -134,76 +105,6 @@ std::string to_text(const SocketAddress& address) {
     return "(unknown address)";
   }
   return to_text(host, port);
-}
-
-// ---- names
-
-class Resolution {
- public:
-  using Addresses = Result<std::vector<SocketAddress>>;
-  // Where the thread leaves its result. The handle takes the loop away when it goes.
-  struct Mailbox {
-    std::mutex mutex;
-    UvLoop* loop;
-    std::function<void(Addresses)> done;
-  };
-
-  explicit Resolution(std::shared_ptr<Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
-  ~Resolution() {
-    std::lock_guard lock(mailbox_->mutex);
-    mailbox_->loop = nullptr;
-    mailbox_->done = nullptr;
-  }
-
-  static void deliver(const std::shared_ptr<Mailbox>& mailbox, Addresses result) {
-    std::lock_guard lock(mailbox->mutex);
-    if (!mailbox->loop) return;
-    mailbox->loop->post([mailbox, result = std::move(result)] {
-      std::function<void(Addresses)> done;
-      {
-        std::lock_guard inner(mailbox->mutex);
-        done = std::move(mailbox->done);
-        mailbox->done = nullptr;
-      }
-      if (done) done(result);
-    });
-  }
-
- private:
-  const std::shared_ptr<Mailbox> mailbox_;
-};
-
-std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
-                                    std::function<void(Result<std::vector<SocketAddress>>)> done) {
-  auto mailbox = std::make_shared<Resolution::Mailbox>();
-  mailbox->loop = &loop;
-  mailbox->done = std::move(done);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits the mask
-  try {
-    std::thread([mailbox, address] { Resolution::deliver(mailbox, resolve_now(address, false)); }).detach();
-  } catch (const std::system_error& error) {
-    Resolution::deliver(mailbox, Status(Code::kLimit, std::string("cannot start a thread to look up '") +
-                                                          address.host + "': " + error.what()));
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return std::make_shared<Resolution>(std::move(mailbox));
-}
-
-Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, bool passive) {
-  auto numeric = numeric_addresses(address);
-  if (!numeric.ok() || !numeric.value().empty()) return numeric;
-  const addrinfo hints = hints_for(passive);
-  addrinfo* list = nullptr;
-  const bool any = address.host.empty() || address.host == "*";
-  const int error =
-      getaddrinfo(any && passive ? nullptr : address.host.c_str(), address.port.c_str(), &hints, &list);
-  if (error != 0) return unresolved(address.host, gai_strerror(error));
-  auto addresses = collect(list);
-  freeaddrinfo(list);
-  if (addresses.empty()) return unresolved(address.host, "it has no IP address");
-  return addresses;
 }
 
 // ---- sockets

@@ -4,13 +4,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "transport/base/status.h"
 #include "transport/uv/fd.h"
-#include "transport/uv/uv_loop.h"
 
 namespace dsgd::transport::uv {
 
@@ -33,14 +31,6 @@ Result<SocketAddress> unix_address(const std::string& path);
 Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& address);  // empty: a name
 std::string to_text(const SocketAddress& address);
 std::string to_text(const std::string& host, const std::string& port);
-
-// Looks a name up on a thread of its own; `done` comes from the loop. Dropping the returned handle cancels
-// it, without waiting: libuv's own look-up would keep its loop from closing until the name server answers.
-class Resolution;
-std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
-                                    std::function<void(Result<std::vector<SocketAddress>>)> done);
-// Blocks.
-Result<std::vector<SocketAddress>> resolve_now(const ParsedAddress& address, bool passive);
 
 Result<Fd> make_socket(int family);    // not blocking, close-on-exec
 void tune_socket(int fd, int family);  // of a connection

@@ -27,9 +27,8 @@ void Dialler::start() {
   set_timer(1);
   auto numeric = numeric_addresses(parsed.value());
   if (!numeric.ok() || !numeric.value().empty()) return resolved(std::move(numeric));
-  resolution_ = resolve(shared_.loop, parsed.value(), [this](Result<std::vector<SocketAddress>> addresses) {
-    resolved(std::move(addresses));
-  });
+  resolution_ =
+      resolve(shared_.loop, parsed.value(), [this](Addresses addresses) { resolved(std::move(addresses)); });
 }
 
 void Dialler::set_timer(size_t shares) {

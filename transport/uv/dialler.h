@@ -13,6 +13,7 @@
 #include "transport/uv/client_connection.h"
 #include "transport/uv/handshake.h"
 #include "transport/uv/poll_fd.h"
+#include "transport/uv/resolve.h"
 
 namespace dsgd::transport::uv {
 

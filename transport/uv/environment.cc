@@ -27,7 +27,7 @@ class UvEnvironment final : public Environment {
     for (std::thread& thread : threads_) thread.join();
   }
   Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override {
-    return uv::UvNetwork::make(name, receive_memory);
+    return uv::UvNetwork::make(name, receive_memory, resolve_limit_);
   }
   Result<std::unique_ptr<Notifier>> new_notifier() override { return uv::make_notifier(); }
   Status start_thread(const std::string& name, std::function<void()> program) override {
@@ -50,6 +50,7 @@ class UvEnvironment final : public Environment {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return status;
   }
+  void limit_resolving(Time until) override { resolve_limit_->set(until); }
   std::string host_name() override {
     char name[256] = "";
     gethostname(name, sizeof name - 1);
@@ -73,6 +74,7 @@ class UvEnvironment final : public Environment {
 
  private:
   const uv::Origin origin_{};
+  const std::shared_ptr<uv::ResolveLimit> resolve_limit_ = std::make_shared<uv::ResolveLimit>();
   std::mutex mutex_;
   std::vector<std::thread> threads_;
 };

@@ -10,6 +10,7 @@
 #include "transport/uv/address.h"
 #include "transport/uv/handshake.h"
 #include "transport/uv/poll_fd.h"
+#include "transport/uv/resolve.h"
 
 namespace dsgd::transport::uv {
 
@@ -19,8 +20,8 @@ struct BoundSocket {
   std::string unlink_path;         // of a Unix socket
   uint64_t device = 0, inode = 0;  // identity of the file of a Unix socket
 };
-// Binds and listens. An error names the address and what to do. Any thread.
-Result<BoundSocket> bind_and_listen(const std::string& address);
+// Binds and listens. An error names the address and what to do. Blocks to resolve a name. Any thread.
+Result<BoundSocket> bind_and_listen(const std::string& address, const std::shared_ptr<ResolveLimit>& limit);
 
 struct AcceptCounters {
   std::atomic<uint64_t> accepted{0}, pauses{0};

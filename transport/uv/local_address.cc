@@ -112,7 +112,7 @@ Result<std::string> by_interface(const std::string& interface, int family, const
 }  // namespace
 
 Result<std::string> choose_local_address(const std::string& address, const std::string& interface,
-                                         std::string* why) {
+                                         std::string* why, const std::shared_ptr<ResolveLimit>& limit) {
   std::string unused;
   if (!why) why = &unused;
   auto parsed = parse_address(address);
@@ -121,7 +121,7 @@ Result<std::string> choose_local_address(const std::string& address, const std::
     *why = "address 127.0.0.1 is used because " + address + " is on this machine";
     return std::string("127.0.0.1");
   }
-  auto targets = resolve_now(parsed.value(), false);
+  auto targets = resolve_now(parsed.value(), false, limit);
   if (!targets.ok()) return targets.status();
   if (!interface.empty()) return by_interface(interface, targets.value().front().family(), address, why);
   Status last;

@@ -109,14 +109,16 @@ void UvNetwork::State::force_end() {
 
 // ---- the network
 
-Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t receive_memory) {
+Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t receive_memory,
+                                                 std::shared_ptr<ResolveLimit> resolve_limit) {
   auto loop = UvLoop::start(name);
   if (!loop.ok()) return loop.status();
   auto state = std::make_shared<State>(std::move(loop).value(), receive_memory);
-  return std::unique_ptr<Network>(new UvNetwork(std::move(state)));
+  return std::unique_ptr<Network>(new UvNetwork(std::move(state), std::move(resolve_limit)));
 }
 
-UvNetwork::UvNetwork(std::shared_ptr<State> state) : state_(std::move(state)) {}
+UvNetwork::UvNetwork(std::shared_ptr<State> state, std::shared_ptr<ResolveLimit> resolve_limit)
+    : state_(std::move(state)), resolve_limit_(std::move(resolve_limit)) {}
 
 UvNetwork::~UvNetwork() {
   if (origin_.is_gone()) {
@@ -158,7 +160,7 @@ void UvNetwork::dial(const std::string& address, DialOptions options,
 
 Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, AcceptHandler* handler,
                                                     const ListenOptions& options) {
-  auto bound = bind_and_listen(address);
+  auto bound = bind_and_listen(address, resolve_limit_);
   if (!bound.ok()) return bound.status();
   const std::string real = bound.value().address;
   UvLoop& loop = state_->loop();
@@ -181,7 +183,7 @@ Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, 
 
 Result<std::string> UvNetwork::local_address_for(const std::string& address, const std::string& interface,
                                                  std::string* why) {
-  return choose_local_address(address, interface, why);
+  return choose_local_address(address, interface, why, resolve_limit_);
 }
 
 void UvNetwork::adopt(Fd fd, Greeting greeting, ServerHandler* handler) {

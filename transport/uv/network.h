@@ -18,7 +18,8 @@ namespace dsgd::transport::uv {
 
 class UvNetwork final : public Network {
  public:
-  static Result<std::unique_ptr<Network>> make(const std::string& name, size_t receive_memory);
+  static Result<std::unique_ptr<Network>> make(const std::string& name, size_t receive_memory,
+                                               std::shared_ptr<ResolveLimit> resolve_limit);
   ~UvNetwork() override;
 
   Loop& loop() override { return state_->loop(); }
@@ -61,10 +62,11 @@ class UvNetwork final : public Network {
   class UvListener;
   class UvClientChannel;
 
-  explicit UvNetwork(std::shared_ptr<State> state);
+  UvNetwork(std::shared_ptr<State> state, std::shared_ptr<ResolveLimit> resolve_limit);
 
   const Origin origin_{};
   std::shared_ptr<State> state_;
+  const std::shared_ptr<ResolveLimit> resolve_limit_;
 };
 
 }  // namespace dsgd::transport::uv

@@ -66,11 +66,13 @@ UvLoop::~UvLoop() {
   if (resting_) (void)kj_.release(), (void)port_.release();
 }
 
-Time UvLoop::now() const {
+Time boot_time() {
   timespec ts;
   clock_gettime(CLOCK_BOOTTIME, &ts);
   return std::chrono::seconds(ts.tv_sec) + std::chrono::nanoseconds(ts.tv_nsec);
 }
+
+Time UvLoop::now() const { return boot_time(); }
 
 bool UvLoop::on_loop() const {
   return driver_id_.load(std::memory_order_relaxed) == std::this_thread::get_id();

@@ -24,6 +24,8 @@
 
 namespace dsgd::transport::uv {
 
+Time boot_time();  // of CLOCK_BOOTTIME: the time of every UvLoop
+
 class UvLoop final : public Loop {
  public:
   static Result<std::unique_ptr<UvLoop>> start(const std::string& thread_name);

@@ -313,7 +313,7 @@ typedef struct dsgd_op dsgd_op;
 /* Joins a job. Connects to the head, or becomes the head if this process can bind `head` and `embed_head`
  * allows it; waits until `num_workers` have joined; learns its rank. `config` NULL: environment and defaults.
  * With num_workers = 1 and no `head` it opens no socket.
- * Blocks: up to `init_timeout`.
+ * Blocks: up to `init_timeout`, also while a host name is resolved.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (no such kind of device in
  * `devices`), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_EXISTS (worker id or
  * rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the
@@ -1016,7 +1016,9 @@ typedef struct dsgd_head dsgd_head;
 /* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config`
  * NULL: environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects, or is silent
  * for a `lease`, before the job begins and no worker joins within `init_timeout`.
- * Errors: DSGD_ERR_ADDRESS_IN_USE. */
+ * Blocks: to resolve a host name in `head`, up to `init_timeout`.
+ * Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_UNREACHABLE (an unknown host name, or an address of another
+ * machine), DSGD_ERR_TIMEOUT (the host name was not resolved). */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 
 /* Returns the head's address for the key `head` of workers, with the port that was bound; "" for NULL. */
