@@ -143,8 +143,8 @@ struct Goodbye {  // last message on a connection that is closed on purpose
   int32_t rank = -1;
   Status cause;
   uint64_t steps = 0;                  // that the sender has made
-  std::vector<uint64_t> digests = {};  // of its values then, 0: not read; empty: not compared
-  uint64_t first_call_not_made = 0;    // as in Leave
+  std::vector<uint64_t> digests = {};  // of its values then; empty: not compared
+  uint64_t departure_call = 0;         // as in Leave
 };
 
 struct Empty {};

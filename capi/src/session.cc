@@ -117,9 +117,11 @@ void dsgd_session_free(dsgd_session* session) {
   if (dsgd::capi::is_handle(session) && session->retire() && session->let_go()) delete session;
 }
 
-void dsgd_finalize(dsgd_session* session) {
-  dsgd_close(session, -1, nullptr);
+int32_t dsgd_finalize(dsgd_session* session) {
+  if (!session) return DSGD_OK;
+  const int32_t status = dsgd_close(session, -1, nullptr);
   dsgd_session_free(session);
+  return status;
 }
 
 int32_t dsgd_abort(dsgd_session* session, const char* reason, dsgd_error** error) {

@@ -551,12 +551,19 @@ void Engine::fail_pending(const Status& cause) {
   }
 }
 
-// Compares this worker's values as it closes, unless the last step has compared them or failed half-way.
-void Engine::compare_at_close() {
+void Engine::read_last_values(transport::Time deadline, std::function<void()> then) {
   if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok())
-    return;
-  last_digests_ = step_.digests_on_host();
-  compare_goodbyes();
+    return then();
+  step_.digest_values(deadline,
+                      [this, then = std::move(then)](const Status& status, std::vector<uint64_t> digests) {
+                        if (!status.ok()) {
+                          log_->warning("dsgd_close has not compared the values: " + status.message());
+                        } else if (broken_.ok()) {
+                          last_digests_ = std::move(digests);
+                          compare_goodbyes();
+                        }
+                        then();
+                      });
 }
 
 void Engine::compare_goodbyes() {
@@ -575,8 +582,7 @@ void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> dige
   compare_goodbyes();
 }
 
-uint64_t Engine::close(const Status& cause, bool compare) {
-  if (cause.ok() && compare) compare_at_close();
+uint64_t Engine::close(const Status& cause) {
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
@@ -588,8 +594,8 @@ uint64_t Engine::close(const Status& cause, bool compare) {
   waiter_.fail(closed);
   fail_pending(closed);
   objects_.fail(peers(), closed);
-  if (mesh_) mesh_->close(cause, next_step_, last_digests_, first_call_not_made);
-  return first_call_not_made;
+  if (mesh_) mesh_->close(cause, next_step_, last_digests_, departure_call);
+  return departure_call;
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {

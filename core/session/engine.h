@@ -124,9 +124,12 @@ class Engine final : public SessionEvents {
   }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
-  // `compare`: compares the values with those of the other workers that close. Returns the first call that
-  // this worker does not make, if steps of that and later calls may go on without it; else 0.
-  uint64_t close(const Status& cause, bool compare);
+  // Reads the values before close(), which tells the other workers their digests. `then` is called when they
+  // are read, or need not be: the last step has compared them, or has failed half-way.
+  void read_last_values(transport::Time deadline, std::function<void()> then);
+  // Returns the first call that this worker does not make, if steps of that and later calls may go on without
+  // it; else 0.
+  uint64_t close(const Status& cause);
   const Status& divergence() const { return divergence_; }                // found as it closed
   void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
   bool idle() const;                                                      // no operation is in flight
@@ -251,7 +254,6 @@ class Engine final : public SessionEvents {
     std::string limit;
   };
   void fail_pending(const Status& cause);
-  void compare_at_close();
   void compare_goodbyes();
   Status no_memory(const std::string& what) const;
   struct Channel {

@@ -290,7 +290,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
-    leave_loop(false, left);
+    leave_loop(left);
     loop().wait(*left, until);
     return;
   }
@@ -330,7 +330,13 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  leave_loop(compare, left);
+  if (compare) {
+    auto read = std::make_shared<std::atomic<bool>>(false);
+    const transport::Time until = now + (leave_until - now) / 2;  // the rest is for the leaving
+    loop().run([this, until, read] { engine().read_last_values(until, [read] { *read = true; }); }, *read,
+               until + kSlack);
+  }
+  leave_loop(left);
   loop().wait(*left, leave_until);
 }
 
@@ -339,10 +345,10 @@ bool Session::Impl::has_failed() {
   return !failure.ok();
 }
 
-void Session::Impl::leave_loop(bool compare, const std::shared_ptr<std::atomic<bool>>& left) {
+void Session::Impl::leave_loop(const std::shared_ptr<std::atomic<bool>>& left) {
   transport::run_and_wait(loop(), [&] {
     const Status cause = engine().broken();  // before leave() closes the engine
-    worker->leave(cause, compare, [left] { *left = true; });
+    worker->leave(cause, [left] { *left = true; });
   });
 }
 

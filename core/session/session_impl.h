@@ -155,7 +155,7 @@ struct Session::Impl {
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
   // Leaves the job, on the loop. `left` is set when the head has answered.
-  void leave_loop(bool compare, const std::shared_ptr<std::atomic<bool>>& left);
+  void leave_loop(const std::shared_ptr<std::atomic<bool>>& left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   // The caller holds queue_mutex.

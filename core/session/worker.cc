@@ -412,8 +412,8 @@ void Worker::choose_spin() {
   network_->loop().set_spin(spin);
 }
 
-void Worker::leave(const Status& cause, bool compare, std::function<void()> done) {
-  const uint64_t first_call_not_made = engine_->close(cause, compare);
+void Worker::leave(const Status& cause, std::function<void()> done) {
+  const uint64_t departure_call = engine_->close(cause);
   if (!member_) return done();
   member_->leave(cause, first_call_not_made, std::move(done));
 }

@@ -50,8 +50,7 @@ class Worker {
   bool may_host() const { return taken_ && !head_; }
   Status setup_again();
   // Loop only: leaves in good order or because of `cause`; `done` within Member::host_patience at the latest.
-  // `compare`: compares the values with those of the other workers that leave (Engine::divergence).
-  void leave(const Status& cause, bool compare, std::function<void()> done);
+  void leave(const Status& cause, std::function<void()> done);
 
   const transport::JoinReply& view() const { return view_; }
   bool hosts_head() const { return head_ != nullptr; }

@@ -33,33 +33,6 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
   return ranks.size() > kNamed ? text + " and " + std::to_string(ranks.size() - kNamed) + " more" : text;
 }
 
-// Replaces kNotRead by the most common digest of the other ranks, or by the lowest rank's where there is
-// none.
-void fill_in(std::map<int32_t, std::vector<uint64_t>>& digests) {
-  for (size_t i = 0;; ++i) {
-    bool any = false, missing = false;
-    for (const auto& [rank, own] : digests) {
-      any = any || i < own.size();
-      missing = missing || (i < own.size() && own[i] == kNotRead);
-    }
-    if (!any) return;
-    if (!missing) continue;
-    std::map<uint64_t, size_t> ranks_with;
-    for (const auto& [rank, own] : digests) {
-      if (i < own.size() && own[i] != kNotRead) ++ranks_with[own[i]];
-    }
-    uint64_t common = kNotRead;
-    for (const auto& [rank, own] : digests) {
-      if (i < own.size() && own[i] != kNotRead &&
-          (common == kNotRead || ranks_with[own[i]] > ranks_with[common]))
-        common = own[i];
-    }
-    for (auto& [rank, own] : digests) {
-      if (i < own.size() && own[i] == kNotRead) own[i] = common;
-    }
-  }
-}
-
 }  // namespace
 
 Status diverged(const std::string& when, const std::string& what) {
@@ -79,16 +52,11 @@ std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter) {
     uint64_t& digest = folded[place_of(i, count)];
     digest = finalize64(digest ^ by_parameter[i]) + i;
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (by_parameter[i] == kNotRead) folded[place_of(i, count)] = kNotRead;
-  }
   return folded;
 }
 
-Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_t>> digests,
+Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests,
                        const std::string& when) {
-  const std::map<int32_t, std::vector<uint64_t>> read = digests;
-  fill_in(digests);
   std::map<std::vector<uint64_t>, std::vector<int32_t>> ranks_with;
   for (const auto& [rank, own] : digests) ranks_with[own].push_back(rank);
   if (ranks_with.size() <= 1) return {};
@@ -113,11 +81,6 @@ Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_
     return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second))
         .with_rank(others.front());
   }
-  std::vector<int32_t> equal;
-  for (const int32_t rank : most->second) {
-    if (read.at(rank)[static_cast<size_t>(here - good.begin())] != kNotRead) equal.push_back(rank);
-  }
-  if (equal.empty()) equal = most->second;
   size_t differing = 0;
   for (size_t i = 0; i < good.size(); ++i) differing += good[i] != bad[i];
   const std::string& name = parameters[first]->name;
@@ -126,7 +89,7 @@ Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_
                      (differing > 1 ? " and " + std::string(folded ? "at least " : "") +
                                           std::to_string(differing - 1) + " more"
                                     : "") +
-                     " of " + ranks_text(others) + " against " + ranks_text(equal);
+                     " of " + ranks_text(others) + " against " + ranks_text(most->second);
   return diverged(when, what).with_rank(others.front()).with_parameter(name);
 }
 

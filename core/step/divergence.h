@@ -11,17 +11,14 @@
 
 namespace dsgd {
 
-// Digest of values that a rank has not read. It differs from no other.
-inline constexpr uint64_t kNotRead = 0;
-
 // Folds the digests of all trained parameters, in order, so that they fit a small message: in a model with
-// very many parameters one digest covers several neighbours, and is kNotRead if that of any of them is.
+// very many parameters one digest covers several neighbours.
 std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter);
 
-// OK if all ranks that have read a parameter have equal digests of it. Else kDiverged: names the ranks that
+// OK if all ranks have equal digests. Else kDiverged: names the ranks that
 // differ from the majority, or from the lowest rank where there is none, and the first parameter in which
 // they do. `when`: "step 7", "dsgd_close".
-Status find_divergence(const Model& model, std::map<int32_t, std::vector<uint64_t>> digests,
+Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests,
                        const std::string& when);
 
 // Compares the replicas of this worker that are on the host.

@@ -88,7 +88,8 @@ void Step::begin(StepRequest request, Done done) {
   watch();
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
-  values_.fetch(ValueComparison::part_of(state_.request.step), or_device_failure([this] { send_header(); }));
+  values_.fetch(ValueComparison::part_of(state_.request.step), state_.request.deadline,
+                or_device_failure([this] { send_header(); }));
 }
 
 void Step::send_header() {
@@ -152,7 +153,8 @@ void Step::compare_settings() {
 }
 
 void Step::compare_values(std::function<void()> agreed) {
-  values_.digest_all([this, agreed = std::move(agreed)](const Status& status, std::vector<uint64_t> mine) {
+  values_.digest_all(state_.request.deadline, [this, agreed = std::move(agreed)](const Status& status,
+                                                                                 std::vector<uint64_t> mine) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
     exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,

@@ -97,9 +97,12 @@ class Step {
   void device_failed(const Status& cause);
   // The loop may end afterwards: devices no longer post to it.
   void close();
-  // Digests of the values of replica 0, as divergence.h compares them, kNotRead for memory of the host's;
-  // none if the replica is not on the host. Not during a step.
-  std::vector<uint64_t> digests_on_host() const { return values_.digests_on_host(); }
+  // Gives `then` the digests of the values of replica 0, for find_divergence(), or the device's failure. Not
+  // during a step.
+  void digest_values(transport::Time deadline,
+                     std::function<void(const Status&, std::vector<uint64_t>)> then) {
+    values_.digest_all(deadline, std::move(then));
+  }
   // The last step failed on all workers alike, before anything changed, so the workers may try again.
   bool failed_in_agreement() const { return agreed_; }
 

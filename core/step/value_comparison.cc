@@ -28,12 +28,12 @@ Status ValueComparison::make_buffers() {
   return {};
 }
 
-void ValueComparison::fetch(uint64_t part, std::function<void(const Status&)> then) {
+void ValueComparison::fetch(uint64_t part, transport::Time deadline,
+                            std::function<void(const Status&)> then) {
   if (on_host()) return then({});
   if (Status status = enqueue_fetch(part); !status.ok()) return then(status);
   DeviceContext& context = state_.context_of(0);
-  waiter_.after(context.device->name(), *context.queue, *context.reached, state_.request.deadline,
-                std::move(then));
+  waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, std::move(then));
 }
 
 // Gathered by the device in one pass.
@@ -83,33 +83,15 @@ uint64_t ValueComparison::digest(uint64_t part) const {
   return digest.result();
 }
 
-std::vector<uint64_t> ValueComparison::digests_on_host() const {
-  std::vector<uint64_t> digests;
-  if (!on_host()) return digests;
-  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
-    if (!state_.model.parameters[p]->trained) continue;
-    // A host may have freed memory of its own before it closes the session. Only dsgd's memory and DLPack
-    // tensors are sure to be there.
-    const Binding& binding = state_.model.bindings[0][p];
-    if (!binding.memory && !binding.release) {
-      digests.push_back(kNotRead);
-      continue;
-    }
-    ValueDigest digest;
-    for (uint64_t part = 0; part < kParts; ++part) add(digest, p, part);
-    digests.push_back(digest.result());
-  }
-  return fold_digests(digests);
-}
-
-void ValueComparison::digest_all(std::function<void(const Status&, std::vector<uint64_t>)> then) {
+void ValueComparison::digest_all(transport::Time deadline,
+                                 std::function<void(const Status&, std::vector<uint64_t>)> then) {
   digests_.clear();
   digests_.resize(state_.model.parameters.size());
-  digest_from(0, std::move(then));
+  digest_from(0, deadline, std::move(then));
 }
 
 // A device gives one part at a time, through the memory that a header's part goes through.
-void ValueComparison::digest_from(uint64_t part,
+void ValueComparison::digest_from(uint64_t part, transport::Time deadline,
                                   std::function<void(const Status&, std::vector<uint64_t>)> then) {
   const auto add_part = [this](uint64_t part) {
     for (size_t p = 0; p < digests_.size(); ++p) {
@@ -120,11 +102,12 @@ void ValueComparison::digest_from(uint64_t part,
   };
   for (; on_host() && part < kParts; ++part) add_part(part);
   if (part < kParts) {
-    return fetch(part, [this, add_part, part, then = std::move(then)](const Status& status) {
-      if (!status.ok()) return then(status, {});
-      add_part(part);
-      digest_from(part + 1, then);
-    });
+    return fetch(part, deadline,
+                 [this, add_part, part, deadline, then = std::move(then)](const Status& status) {
+                   if (!status.ok()) return then(status, {});
+                   add_part(part);
+                   digest_from(part + 1, deadline, then);
+                 });
   }
   std::vector<uint64_t> digests;
   for (const auto& digest : digests_) {

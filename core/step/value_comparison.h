@@ -28,17 +28,16 @@ class ValueComparison {
   Status make_buffers();
   // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
   // device's.
-  void fetch(uint64_t part, std::function<void(const Status&)> then);
+  void fetch(uint64_t part, transport::Time deadline, std::function<void(const Status&)> then);
   uint64_t digest(uint64_t part) const;
   // Digests all values and gives `then` the digests, folded. A failure is the device's.
-  void digest_all(std::function<void(const Status&, std::vector<uint64_t>)> then);
-  // As digest_all, without waiting, between steps; empty if replica 0 is not on the host.
-  std::vector<uint64_t> digests_on_host() const;
+  void digest_all(transport::Time deadline, std::function<void(const Status&, std::vector<uint64_t>)> then);
 
  private:
   static std::pair<size_t, size_t> range(const Parameter& parameter, uint64_t part);
   void add(ValueDigest& digest, size_t parameter, uint64_t part) const;
-  void digest_from(uint64_t part, std::function<void(const Status&, std::vector<uint64_t>)> then);
+  void digest_from(uint64_t part, transport::Time deadline,
+                   std::function<void(const Status&, std::vector<uint64_t>)> then);
   Status enqueue_fetch(uint64_t part);
   bool on_host() const { return state_.context_of(0).is_host(); }
 

@@ -242,7 +242,6 @@ int main(int argc, char** argv) {
   printf("{\"done\": true, \"rank\": %d, \"language\": \"c\", \"accuracy\": %.4f, \"digest\": \"%016llx\"}\n",
          (int)dsgd_rank(session), test_accuracy(&value), (unsigned long long)digest);
   dsgd_shard_free(shard);
-  dsgd_finalize(session);
   dsgd_config_free(config);
-  return 0;
+  return dsgd_finalize(session) ? 1 : 0;
 }

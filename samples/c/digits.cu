@@ -462,9 +462,9 @@ int main(int argc, char** argv) {
       static_cast<int>(dsgd_rank(session)), names.c_str(), test_accuracy(replicas[0]),
       static_cast<unsigned long long>(digest));
   dsgd_shard_free(shard);
-  dsgd_finalize(session);
+  const int32_t finalized = dsgd_finalize(session);
   dsgd_config_free(config);
   for (const Replica& replica : replicas) check(cudaStreamDestroy(replica.stream));
   for (void* data : allocations) check(cudaFree(data));
-  return 0;
+  return finalized == DSGD_OK ? 0 : 1;
 }

@@ -44,8 +44,7 @@
  *     failed = error != NULL;
  *     if (failed) fprintf(stderr, "%s\n", dsgd_error_message(error));
  *     dsgd_error_free(error);
- *     dsgd_finalize(session);
- *     return failed;
+ *     return dsgd_finalize(session) || failed;  // finalizing compares the models a last time
  *   }
  *
  * CONVENTIONS. They hold for every function unless its own text says otherwise.
@@ -353,12 +352,10 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).
- *   Comparison  Unless timeout_ms is 0, the values of this worker's first replica in memory of dsgd_alloc or
- *               DLPack tensors are compared with those of the other workers that close after the same step. A
- *               step with all_done = 1 has compared them already. A parameter in memory of dsgd_bind is left
- *               out, since the host may have freed it; the others are compared. If the first replica is on a
- *               GPU, nothing is compared. If values differ, the session is closed, and the worker that closes
- *               later gets DSGD_ERR_DIVERGED (see dsgd_step).
+ *   Comparison  Unless timeout_ms is 0, the values of this worker's first replica are compared with those of
+ *               the other workers that close after the same step; so buffers of dsgd_bind are read. A step
+ *               with all_done = 1 has compared them already. If values differ, the session is closed, and the
+ *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step).
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed.
  *               dsgd_abort ends the waiting.
  *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs
@@ -378,7 +375,7 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
  * sessions. They work until the library's own destructors run, which is after the program's atexit()
  * functions and static destructors; later calls return DSGD_ERR_CLOSED.
  * Blocks: as dsgd_close with timeout_ms -1. */
-DSGD_API void dsgd_finalize(dsgd_session *session);
+DSGD_API int32_t dsgd_finalize(dsgd_session *session);
 
 /* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
  * with this worker's rank and `reason` (may be NULL). The session has failed then. Every call on a failed
@@ -549,7 +546,8 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
  *
  * dsgd_start reads the values of rank 0's first replica and writes all others. A step reads the gradient and
  * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
- * Ownership: the buffers stay the host's, and stay valid until the session is closed or others are bound.
+ * Ownership: the buffers stay the host's, and stay valid until others are bound or the session is closed:
+ * dsgd_close reads the values.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE
  * (during a step). */
@@ -718,7 +716,7 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
  *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
  *                step, so that a difference that lasts is found within 64 steps. The step with all_done = 1
- *                compares all of them, and dsgd_close some (see there). The step with all_done = 1 also
+ *                and dsgd_close compare all of them. The step with all_done = 1 also
  *                compares a worker's replicas on the cpu with each other (not with the optimizer "none").
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
  *                message names the first parameter that differs, and the ranks.

@@ -341,7 +341,9 @@ struct Head {
 
 // The abort of the job by another worker would be logged if the session had not ended.
 TEST(LogHook, is_not_called_once_its_session_is_freed) {
-  for (const auto free : {dsgd_session_free, dsgd_finalize}) {
+  for (void (*const free)(dsgd_session*) :
+       {+[](dsgd_session* session) { dsgd_session_free(session); },
+        +[](dsgd_session* session) { EXPECT_EQ(dsgd_finalize(session), DSGD_OK); }}) {
     Head head;
     Records staying, leaving;
     auto other = std::async(std::launch::async, [&] { return head.join("0", &staying); });

@@ -76,7 +76,7 @@ std::vector<BadCall> session_cases() {
       {"dsgd_session_free", "NULL", 0, nullptr, [](W, E) { return dsgd_session_free(nullptr), 0; }},
       {"dsgd_session_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_session_free(foreign<dsgd_session>(w.config)), 0; }},
-      {"dsgd_finalize", "NULL", 0, nullptr, [](W, E) { return dsgd_finalize(nullptr), 0; }},
+      {"dsgd_finalize", "NULL", 0, nullptr, [](W, E) { return dsgd_finalize(nullptr); }},
       {"dsgd_finalize", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_finalize(foreign<dsgd_session>(w.config)), 0; }},
       {"dsgd_abort", "NULL", kInvalid, "'session' is NULL",
