@@ -83,9 +83,9 @@ struct Watch {  // parked by the head until it has news after `sequence`
 struct WatchReply {
   uint64_t sequence = 0;  // to be given with the next Watch
   uint64_t view = 0;
-  Status news;        // why the job cannot go on, naming the rank; OK: a member left at its end, see left
+  Status news;        // why the job cannot go on, naming the rank; OK: `left` has closed its session
   int32_t left = -1;  // rank that closed its session in good order
-  uint64_t first_call_not_made = 0;  // as its Leave says
+  uint64_t departure_call = 0;  // copied from the Leave of `left`
 };
 struct Renew {  // a heartbeat; the answer is Empty
   int32_t rank = -1;
@@ -95,13 +95,17 @@ struct Leave {  // a worker closes its session in good order (cause is OK) or be
   int32_t rank = -1;
   uint64_t view = 0;
   Status cause;
-  uint64_t first_call_not_made = 0;  // steps go on without the worker from this call on; 0: none can
+  uint64_t departure_call = 0;  // first call that it does not make; 0: no step can go on without it
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
   int32_t rank = -1;
   uint64_t view = 0;
   Status cause;
-  // Not -1: `rank` cannot reach this rank, and the head decides which of the two is cut off.
+};
+struct ReportCut {  // `rank` cannot reach `peer`: the head decides which of the two is cut off
+  int32_t rank = -1;
+  uint64_t view = 0;
+  Status cause;  // why not; does not name the two
   int32_t peer = -1;
 };
 
@@ -124,19 +128,29 @@ struct HasBegun {
   int32_t rank = -1;  // the sender
   uint64_t operation = 0;
 };
-// Announces an object; the answer comes when the receiver has it. Or, with `remove` or `fetch`, a request.
-struct ObjectPart {
+// Announces an object; the answer comes when the receiver has it.
+struct PutObject {
   uint64_t view = 0;
   int32_t rank = -1;  // the sender
   std::string name;
-  uint64_t total = 0, offset = 0;
+  uint64_t put = 0;  // number of the put, unique in the job
+  uint64_t total = 0;
   std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
-  bool remove = false;        // delete the object
-  // Number of the put that made the object, unique in the job; 0 in a request to rank 0 to delete.
-  uint64_t put = 0;
-  int32_t dtype = -1;  // of the array; -1: bytes without a type
+  int32_t dtype = -1;         // of the array; -1: bytes without a type
   std::vector<int64_t> shape = {};
-  bool fetch = false;  // asks the receiver for the object's data from `offset` on
+};
+struct DeleteObject {
+  uint64_t view = 0;
+  int32_t rank = -1;  // the sender
+  std::string name;
+  uint64_t put = 0;  // 0, to rank 0: the put that has the name there
+};
+struct FetchObject {  // asks the receiver for the object's data from `offset` on
+  uint64_t view = 0;
+  int32_t rank = -1;  // the sender
+  std::string name;
+  uint64_t put = 0;
+  uint64_t offset = 0;
 };
 struct Goodbye {  // last message on a connection that is closed on purpose
   uint64_t view = 0;
@@ -149,8 +163,9 @@ struct Goodbye {  // last message on a connection that is closed on purpose
 
 struct Empty {};
 
-using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
-                             OperationFailed, ObjectPart, Goodbye, SessionFailed, HasBegun>;
+using Message =
+    std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
+                 PutObject, Goodbye, SessionFailed, HasBegun, ReportCut, DeleteObject, FetchObject>;
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {

@@ -54,8 +54,8 @@ RefusalLog::RefusalLog(transport::Loop& loop, std::shared_ptr<Log> log)
 
 void RefusalLog::note(const std::string& cause, const std::string& message) {
   state_->note(cause, message, [](const std::string& key, uint64_t count) {
-    return std::to_string(count) + (count == 1 ? " further connection was" : " further connections were") +
-           " refused in the last " + std::to_string(kWindow.count()) + " s because " + key;
+    return "further connections refused in the last " + std::to_string(kWindow.count()) + " s because " +
+           key + ": " + std::to_string(count);
   });
 }
 

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "core/base/address.h"
+#include "core/base/describe.h"
 #include "core/base/refusal_log.h"
+#include "core/base/stopped.h"
 #include "core/base/text.h"
 #include "core/membership/leases.h"
 #include "core/membership/rendezvous.h"
@@ -88,7 +90,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   std::vector<transport::WatchReply> news;  // news[i] has sequence i + 1
   Status cause;                             // what broke the job
   Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
-  // Workers that cannot reach each other, the lower rank first, and what the first of them said.
+  // Workers that cannot reach each other, the lower rank first, and why not, as the first of them said.
   std::map<std::pair<int32_t, int32_t>, std::string> cut_pairs;
   Time cut_reported{};
   Time next_check{};
@@ -341,22 +343,22 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     std::string others;
     for (const size_t rank : verdict.lost) {
       workers[rank].lost = true;
-      if (rank == verdict.lost.front()) continue;
-      others += (others.empty() ? "; silent too: " : ", ") + describe_member(workers[rank].info);
+      if (rank != verdict.lost.front()) others += ", " + describe_member(workers[rank].info);
     }
     const size_t first = verdict.lost.front();
+    const std::string silence =
+        "no heartbeat for " + describe_duration(leases.silence(first, now)) + " (lease)";
     if (is_deaf(now)) {
-      return break_job(head_at_fault(" hears no worker: no heartbeat from " +
-                                     describe_member(workers[first].info) + others + " for " +
-                                     describe_duration(leases.silence(first, now)) +
-                                     " (lease); it is cut off, or all of them have stopped"));
+      return break_job(head_at_fault(" hears no worker: " + silence + " from " +
+                                     describe_member(workers[first].info) + others +
+                                     "; it is cut off, or all of them have stopped"));
     }
     const ServerChannel* const control = workers[first].control;
     break_job(lost_worker(
         workers[first].info,
-        "no heartbeat" + (control ? " from " + control->address() : std::string()) + " for " +
-            describe_duration(leases.silence(first, now)) + " (lease)" +
-            "; it is stopped or suspended, or the network or a firewall cuts it off from the head" + others));
+        silence + (control ? "; it had joined from " + control->address() : std::string()) +
+            "; it is stopped or suspended, or the network or a firewall cuts it off from the head" +
+            (others.empty() ? "" : "; silent too: " + others.substr(2))));
   }
 
   std::string head_name() const {
@@ -370,7 +372,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // current delay counts, too.
   transport::Duration own_stop() const {
     const Time now = loop.now();
-    if (now - next_check > options.lease / 2) return now - next_check;
+    if (was_stopped(next_check, now, options.lease)) return now - next_check;
     return now < resumed + options.lease ? last_stop : transport::Duration{};
   }
 
@@ -400,18 +402,16 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return silent.size() >= 2;
   }
 
-  // Two workers cannot reach each other. Others that cannot may say so within a quarter of a lease; then,
-  // once all of them have renewed their leases, which shows that none of them is just lost, the head names
-  // the worker that is in most of the pairs. Of two alike: not its own host, and the higher rank. A pair
-  // needs no verdict if one of it has left: the other one gets that news. But it still counts.
-  void note_cut(const Worker& from, int32_t peer, const Status& why) {
+  // Records that two workers cannot reach each other. decide_cut() follows after a quarter of a lease, in
+  // which other pairs may be reported.
+  void note_cut(const Worker& from, int32_t peer, const Status& cause) {
     if (cut_pairs.empty()) {
       cut_reported = loop.now();
       log->warning("head: " + describe_member(from.info) + " cannot reach " +
-                   describe_member(workers[static_cast<size_t>(peer)].info) + ": " + why.message());
+                   describe_member(workers[static_cast<size_t>(peer)].info) + ": " + cause.message());
       decide_cut_after(options.lease / 4);
     }
-    cut_pairs.try_emplace(std::minmax(from.info.rank, peer), why.message());
+    cut_pairs.try_emplace(std::minmax(from.info.rank, peer), cause.message());
   }
 
   void decide_cut_after(transport::Duration wait) {
@@ -424,43 +424,48 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return loop.now() - leases.silence(static_cast<size_t>(rank), loop.now()) > when;
   }
 
+  // Names the worker that is cut off: of the workers in pairs that are both still in the job, the one in most
+  // pairs; if several are, one that does not host the head, then the highest rank. Pairs with a departed
+  // worker count, too. Both workers of a pair must have renewed their leases since, so that neither is simply
+  // lost.
   void decide_cut() {
     if (phase != Phase::kRunning) return;
-    const auto has_left = [&](int32_t rank) { return workers[static_cast<size_t>(rank)].left; };
-    std::set<size_t> suspects;  // of the pairs that need a verdict
-    for (const auto& [pair, detail] : cut_pairs) {
+    std::set<int32_t> suspects;
+    std::map<int32_t, int> cuts;  // by rank
+    for (const auto& [pair, why] : cut_pairs) {
       const auto [low, high] = pair;
+      ++cuts[low], ++cuts[high];
       if (has_left(low) || has_left(high)) continue;
       if (!has_renewed_since(cut_reported, low) || !has_renewed_since(cut_reported, high))
-        return decide_cut_after(options.lease / 20);  // or its lease ends before
-      suspects.insert({static_cast<size_t>(low), static_cast<size_t>(high)});
+        return decide_cut_after(options.lease / 20);  // if it does not renew, check_leases() declares it lost
+      suspects.insert({low, high});
     }
-    if (suspects.empty()) return cut_pairs.clear();
-    std::vector<size_t> degree(workers.size(), 0);
-    for (const auto& [pair, detail] : cut_pairs) {
-      ++degree[static_cast<size_t>(pair.first)];
-      ++degree[static_cast<size_t>(pair.second)];
+    if (suspects.empty()) {
+      cut_pairs.clear();
+      return;
     }
-    const auto weight = [&](size_t rank) {
-      return std::tuple(degree[rank], static_cast<int32_t>(rank) != head_rank, rank);
-    };
-    const size_t named = *std::max_element(suspects.begin(), suspects.end(), [&](size_t one, size_t other) {
-      return weight(one) < weight(other);
-    });
-    std::string others, first_detail;
-    for (const auto& [pair, detail] : cut_pairs) {
+    const auto weight = [&](int32_t rank) { return std::tuple(cuts[rank], rank != head_rank, rank); };
+    const int32_t cut_off = *std::max_element(suspects.begin(), suspects.end(),
+                                              [&](int32_t a, int32_t b) { return weight(a) < weight(b); });
+    break_job(cut_error(workers[static_cast<size_t>(cut_off)].info));
+  }
+
+  Status cut_error(const MemberInfo& cut_off) const {
+    std::string others, first_why;
+    for (const auto& [pair, why] : cut_pairs) {
       const auto [low, high] = pair;
-      if (static_cast<size_t>(low) != named && static_cast<size_t>(high) != named) continue;
-      const int32_t other = static_cast<size_t>(low) == named ? high : low;
-      if (has_left(other)) continue;
-      if (others.empty()) first_detail = detail;
+      const int32_t other = low == cut_off.rank ? high : low;
+      if ((low != cut_off.rank && high != cut_off.rank) || has_left(other)) continue;
+      if (others.empty()) first_why = why;
       others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
     }
-    break_job(lost_worker(
-        workers[named].info,
-        "it and " + others + " cannot reach each other, though the head reaches them (" + first_detail + ")" +
-            (first_detail.find("firewall") == std::string::npos ? "; a firewall may be between them" : "")));
+    return Status(Code::kWorkerLost, describe_member(cut_off) + " is cut off from " + others +
+                                         ", though the head reaches all of them (" + first_why +
+                                         "); perhaps " + possible_cut(cut_off))
+        .with_rank(cut_off.rank, cut_off.host);
   }
+
+  bool has_left(int32_t rank) const { return workers[static_cast<size_t>(rank)].left; }
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
     Result<Worker*> known = speaker(by_heartbeat(channel, renew.rank), renew.rank, renew.view);
@@ -529,13 +534,20 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!known.ok()) return respond(known.status());
     if (report.cause.ok())
       return respond(bad_message(describe_member(known.value()->info) + " reports no cause"));
-    const int32_t peer = report.peer;
-    if (peer >= static_cast<int32_t>(workers.size()) || peer == report.rank)
-      return respond(bad_message(describe_member(known.value()->info) +
-                                 " reports that it cannot reach rank " + std::to_string(peer)));
     respond(transport::Message(transport::Empty{}));
-    if (peer >= 0 && phase == Phase::kRunning) return note_cut(*known.value(), peer, report.cause);
     break_job(cause_from(known.value()->info, report.cause, ""));
+  }
+
+  void on_report_cut(ServerChannel& channel, const transport::ReportCut& cut, const Responder& respond) {
+    Result<Worker*> known = speaker(by_control(channel), cut.rank, cut.view);
+    if (!known.ok()) return respond(known.status());
+    if (cut.cause.ok())
+      return respond(bad_message(describe_member(known.value()->info) + " reports a cut without a cause"));
+    if (cut.peer < 0 || cut.peer >= static_cast<int32_t>(workers.size()) || cut.peer == cut.rank)
+      return respond(bad_message(describe_member(known.value()->info) +
+                                 " reports that it cannot reach rank " + std::to_string(cut.peer)));
+    respond(transport::Message(transport::Empty{}));
+    if (phase == Phase::kRunning) note_cut(*known.value(), cut.peer, cut.cause);
   }
 
   // A worker reports that the head is lost, but the report arrived. So either the head was stopped, or only
@@ -594,7 +606,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       log->info("head: " + describe_member(worker.info) + " left in good order");
       transport::WatchReply reply;
       reply.left = worker.info.rank;
-      reply.first_call_not_made = leave.first_call_not_made;
+      reply.departure_call = leave.departure_call;
       publish(std::move(reply));
     } else if (!leave.cause.ok()) {
       break_job(cause_from(worker.info, leave.cause, describe_member(worker.info) + " left the job: "));
@@ -732,6 +744,8 @@ void Head::on_call(ServerChannel& channel, transport::Message request, Responder
     impl_->on_leave(channel, *leave, respond);
   } else if (auto* report = std::get_if<transport::Report>(&request)) {
     impl_->on_report(channel, *report, respond);
+  } else if (auto* cut = std::get_if<transport::ReportCut>(&request)) {
+    impl_->on_report_cut(channel, *cut, respond);
   } else {
     respond(bad_message("worker '" + channel.hello().worker_id + "' at " + channel.address() +
                         " sent the head a message that heads do not take"));

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/describe.h"
 #include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
+#include "core/base/stopped.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
 
@@ -233,10 +235,9 @@ void Heartbeat::expire() {
                     (last_error_.empty() ? "" : "; last error: " + last_error_));
 }
 
-// If the timer is late by more than half a lease, this process did not run.
 void Heartbeat::note_stall() {
-  const Duration late = loop().now() - due_;
-  if (late > options_.lease / 2) stalled_ = late;
+  const Time now = loop().now();
+  if (dsgd::was_stopped(due_, now, options_.lease)) stalled_ = now - due_;
 }
 
 // Whether this process was stopped until its lease was over. The head has then given it up.

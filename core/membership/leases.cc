@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/stopped.h"
+
 namespace dsgd {
 namespace {
 
@@ -41,7 +43,7 @@ Time Leases::next_check(Time now) const {
 
 Leases::Verdict Leases::check(Time now, Time due) {
   Verdict verdict;
-  verdict.late = now - due > lease_ / 2;
+  verdict.late = was_stopped(due, now, lease_);
   for (size_t rank = 0; rank < entries_.size(); ++rank) {
     Entry& entry = entries_[rank];
     if (!entry.held) continue;

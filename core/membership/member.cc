@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/describe.h"
 #include "core/membership/admission.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
@@ -65,7 +66,6 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   std::function<void(const Status&)> tell_broken;
   std::function<void(int32_t, uint64_t)> tell_left;
   std::function<void()> tell_done;
-  uint64_t first_call_not_made = 0;  // by this worker, when it leaves
   transport::TimerId leave_timer = 0;
 
   // Runs `f(impl)` from a task of the loop, if the member still exists.
@@ -163,11 +163,11 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void abort_join(const Status& cause) {
     tell_joined = nullptr;
-    if (phase == Phase::kJoined) return leave(cause, nullptr);
+    if (phase == Phase::kJoined) return leave(cause, 0, nullptr);
     if (phase != Phase::kJoining) return;
     channel = joiner->give_up_channel();
     phase = channel ? Phase::kLeaving : Phase::kLeft;
-    if (channel) say_goodbye(cause, options.join.hosts_head);
+    if (channel) send_leave(cause, 0, options.join.hosts_head);
   }
 
   // ---- joined
@@ -197,7 +197,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void give_left() {
     if (!tell_left) return;
     for (const WatchReply& news : std::exchange(left, {})) {
-      later([rank = news.left, call = news.first_call_not_made](Impl& self) {
+      later([rank = news.left, call = news.departure_call](Impl& self) {
         auto tell = self.tell_left;
         if (tell && !self.over()) tell(rank, call);
       });
@@ -206,7 +206,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void heartbeat_failed(const Status& why) {
     if (host_left) return head_gone();
-    report(why, -1);  // it may hear this worker, though this worker does not hear it
+    report(why);  // it may hear this worker, though this worker does not hear it
     break_down(why);
   }
 
@@ -246,21 +246,24 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   bool has_head() const { return phase == Phase::kJoined && channel && !host_left; }
 
-  bool report(const Status& cause, int32_t peer) {
-    if (!has_head() || cause.ok()) return false;
-    transport::Report request;
-    request.rank = view.rank;
-    request.view = view.view;
-    request.cause = cause;
-    request.peer = peer;
-    // The result is ignored: the head answers with news to all workers.
-    channel->call(request, loop.now() + options.lease, [](const Result<Message>&) {});
+  void report(const Status& cause) {
+    if (!cause.ok()) tell_head(transport::Report{view.rank, view.view, cause});
+  }
+
+  bool report_cut(int32_t peer, const Status& cause) {
+    return tell_head(transport::ReportCut{view.rank, view.view, cause, peer});
+  }
+
+  // The answer says nothing: the head sends news to all workers.
+  bool tell_head(const Message& message) {
+    if (!has_head()) return false;
+    channel->call(message, loop.now() + options.lease, [](const Result<Message>&) {});
     return true;
   }
 
   // ---- leaving
 
-  void leave(const Status& cause, std::function<void()> done) {
+  void leave(const Status& cause, uint64_t departure_call, std::function<void()> done) {
     if (phase == Phase::kJoining) {
       join_failed(
           Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
@@ -269,11 +272,11 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     if (phase == Phase::kLeaving) return;  // finish() follows
     if (!channel || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
-    say_goodbye(cause, view.head_rank >= 0 && view.head_rank == view.rank);
+    send_leave(cause, departure_call, view.head_rank >= 0 && view.head_rank == view.rank);
   }
 
   // `host`: of the head.
-  void say_goodbye(const Status& cause, bool host) {
+  void send_leave(const Status& cause, uint64_t departure_call, bool host) {
     const transport::Time latest = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
     leave_timer = loop.schedule(latest, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->finish();
@@ -282,7 +285,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     request.rank = view.rank;
     request.view = view.view;
     request.cause = cause;
-    request.first_call_not_made = first_call_not_made;
+    request.departure_call = departure_call;
     channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
       if (auto self = weak.lock()) self->left_job();
     });
@@ -349,14 +352,16 @@ void Member::on_broken(std::function<void(const Status&)> broken) {
   impl_->give_broken();
 }
 
-void Member::on_left(std::function<void(int32_t rank, uint64_t first_call_not_made)> left) {
+void Member::on_left(std::function<void(int32_t rank, uint64_t departure_call)> left) {
   impl_->tell_left = std::move(left);
   impl_->give_left();
 }
 
 bool Member::has_head() const { return impl_->has_head(); }
 
-bool Member::report(const Status& cause, int32_t peer) { return impl_->report(cause, peer); }
+void Member::report(const Status& cause) { impl_->report(cause); }
+
+bool Member::report_cut(int32_t peer, const Status& cause) { return impl_->report_cut(peer, cause); }
 
 void Member::abort_join(const Status& cause) { impl_->abort_join(cause); }
 
@@ -365,9 +370,8 @@ const std::string& Member::join_progress() const {
   return impl_->joiner ? impl_->joiner->progress() : kNone;
 }
 
-void Member::leave(const Status& cause, uint64_t first_call_not_made, std::function<void()> done) {
-  impl_->first_call_not_made = first_call_not_made;
-  impl_->leave(cause, std::move(done));
+void Member::leave(const Status& cause, uint64_t departure_call, std::function<void()> done) {
+  impl_->leave(cause, departure_call, std::move(done));
 }
 
 }  // namespace dsgd

@@ -46,14 +46,17 @@ class Member {
   // Once. When the head is lost and was hosted by a worker, the status names that worker's rank. Called on
   // the session's loop.
   void on_broken(std::function<void(const Status&)> broken);
-  // A worker closed its session in good order. From its call `first_call_not_made` on, steps go on without
-  // it; 0: no step can. When it hosts the head, there is no head from then on and the workers must watch over
-  // each other. That is no failure by itself, since all of them may be closing.
-  void on_left(std::function<void(int32_t rank, uint64_t first_call_not_made)> left);
+  // Reports that `rank` closed its session in good order. Steps from call `departure_call` on go on without
+  // it; 0: none can. If that worker hosted the head, the job has no head from then on, and the workers watch
+  // over each other. This is not a failure: all of them may be closing.
+  void on_left(std::function<void(int32_t rank, uint64_t departure_call)> left);
 
-  // Tells the head that the job broke; with a `peer`, that this worker cannot reach it. The head then decides
-  // which of the two is cut off, and says so by on_broken. Returns whether there is a head that may decide.
-  bool report(const Status& cause, int32_t peer = -1);
+  // Tells the head that the job broke.
+  void report(const Status& cause);
+  // Tells the head that this worker cannot reach a peer. `cause`: why not; it does not name the two. The head
+  // then decides which of the two is cut off, and says so by on_broken. Returns whether there is a head that
+  // may decide.
+  bool report_cut(int32_t peer, const Status& cause);
   bool has_head() const;  // it has joined, and the head is not known to be lost or closed
   // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other
   // workers. The head's answer is what leave() then waits for.
@@ -65,10 +68,11 @@ class Member {
   static transport::Duration host_patience(transport::Duration lease) {
     return lease + std::chrono::milliseconds(100);
   }
-  // Leaves; a join under way ends with kClosed. `first_call_not_made`: as on_left gives it to the others.
-  // `done` is called within a lease. When this worker hosts the head, it is called after the other workers
-  // have learnt of it, within host_patience; only then may the head be destroyed.
-  void leave(const Status& cause, uint64_t first_call_not_made, std::function<void()> done);
+  // Leaves; a join under way ends with kClosed. `departure_call`: the first call that this worker does not
+  // make; the head passes it on. `done` is called within a lease. When this worker hosts the head, it is
+  // called after the other workers have learnt of it, within host_patience; only then may the head be
+  // destroyed.
+  void leave(const Status& cause, uint64_t departure_call, std::function<void()> done);
 
  private:
   struct Impl;

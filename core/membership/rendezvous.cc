@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/address.h"
+#include "core/base/describe.h"
 #include "core/base/text.h"
 #include "core/membership/text.h"
 

@@ -1,6 +1,6 @@
 #include "core/membership/text.h"
 
-#include <cstdio>
+#include "core/base/describe.h"
 
 namespace dsgd {
 namespace {
@@ -10,26 +10,6 @@ bool is_rank(int32_t rank, const transport::JoinReply& view) {
 }
 
 }  // namespace
-
-std::string describe_duration(transport::Duration duration) {
-  char text[48];
-  const double seconds = std::chrono::duration<double>(duration).count();
-  if (seconds >= 1.0) {
-    std::snprintf(text, sizeof text, "%.1f s", seconds);
-  } else {
-    std::snprintf(text, sizeof text, "%.0f ms", seconds * 1e3);
-  }
-  return text;
-}
-
-std::string describe_candidate(const transport::MemberInfo& member) {
-  return "'" + member.worker_id + "' (host " + member.host + ", pid " + std::to_string(member.pid) + ")";
-}
-
-std::string describe_member(const transport::MemberInfo& member) {
-  return "rank " + std::to_string(member.rank) + " (worker '" + member.worker_id + "' on host " +
-         member.host + ", pid " + std::to_string(member.pid) + ")";
-}
 
 std::string describe_head(const std::string& address, const transport::JoinReply& view) {
   std::string text = "the head at " + address;

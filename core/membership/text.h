@@ -1,4 +1,4 @@
-// How messages name workers, the head and durations, and how losses are worded.
+// How messages name the head, and how losses are worded.
 #pragma once
 
 #include <string>
@@ -8,12 +8,6 @@
 
 namespace dsgd {
 
-// "10.0 s", "500 ms"
-std::string describe_duration(transport::Duration duration);
-// "'w2' (host nodeb, pid 4242)": a worker that has no rank yet
-std::string describe_candidate(const transport::MemberInfo& member);
-// "rank 2 (worker 'w2' on host nodeb, pid 4242)"
-std::string describe_member(const transport::MemberInfo& member);
 // "the head at 10.0.0.1:7700, hosted by rank 0 (worker 'w0' on host nodea, pid 17),", without the host if
 // there is none
 std::string describe_head(const std::string& address, const transport::JoinReply& view);

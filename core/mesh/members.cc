@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "core/base/address.h"
+#include "core/base/describe.h"
 
 namespace dsgd {
 
@@ -19,9 +19,7 @@ Members::Members(const transport::JoinReply& view) : view_(view) {
 
 std::string Members::name(int32_t rank) const {
   if (rank < 0 || rank >= size()) return "rank " + std::to_string(rank);
-  const transport::MemberInfo& member = view_.members[rank];
-  return "rank " + std::to_string(rank) + " (worker '" + member.worker_id + "' on host " + member.host +
-         ", pid " + std::to_string(member.pid) + ")";
+  return describe_member(view_.members[rank]);
 }
 
 std::string Members::names(std::span<const int32_t> ranks) const {
@@ -44,20 +42,18 @@ Status Members::lost(int32_t rank, const Status& why) const {
                    "machines checked if it happens again")
         .with_rank(rank, host_of(rank));
   }
-  return Status(Code::kWorkerLost, name(rank) + " was lost: " + why.message()).with_rank(rank, host_of(rank));
+  return Status(Code::kWorkerLost, name(rank) + " was lost: its connection with " + name(view_.rank) +
+                                       " has ended: " + why.message())
+      .with_rank(rank, host_of(rank));
 }
 
-Status Members::unreachable(int32_t rank, const std::string& why) const {
-  const auto& addresses = view_.members[rank].addresses;
-  const std::string address = addresses.empty() ? "no address" : addresses.front();
-  const char* causes = is_loopback(address)
-                           ? "; it is stopped, or it runs in another container, where a loopback address "
-                             "does not lead; in that case set `interface` or `listen` to a network that "
-                             "both workers share"
-                           : "; it is stopped or cut off, or a firewall is between them";
-  return Status(Code::kWorkerLost,
-                name(view_.rank) + " cannot reach " + name(rank) + " at " + address + ": " + why + causes)
-      .with_rank(rank, host_of(rank));
+Status Members::unreachable(int32_t rank, const Status& why) const {
+  const transport::MemberInfo& peer = view_.members[rank];
+  const std::string address = peer.addresses.empty() ? "no address" : peer.addresses.front();
+  return Status(Code::kWorkerLost, name(view_.rank) + " cannot reach " + name(rank) + " at " + address +
+                                       ": " + why.message() + "; it is stopped or cut off, or " +
+                                       possible_cut(peer))
+      .with_rank(rank, peer.host);
 }
 
 Status Members::has_closed(int32_t rank) const {

@@ -30,7 +30,7 @@ class Members {
   std::string host_of(int32_t rank) const;                  // empty for a rank that is not in the view
 
   Status lost(int32_t rank, const Status& why) const;
-  Status unreachable(int32_t rank, const std::string& why) const;
+  Status unreachable(int32_t rank, const Status& why) const;
   Status has_closed(int32_t rank) const;
   // Returns the timeout error "WHAT within LIMIT; still waiting for ...", which names the missing peers.
   // `limit` begins with the name of the setting that the deadline comes from ("step_timeout = 300.0 s").

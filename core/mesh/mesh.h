@@ -28,7 +28,7 @@ class Mesh {
   // The view is known: peers may be dialled and operations begun.
   Status open(const transport::JoinReply& view) {
     Status status = peers.open(view);
-    if (status.ok() && peers.size() > 1) watch_.look();
+    if (status.ok() && peers.size() > 1) watch_.watch();
     return status;
   }
   const Members& members() const { return peers.members(); }
@@ -40,10 +40,10 @@ class Mesh {
   }
   // As Peers::close.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
-             uint64_t first_call_not_made) {
+             uint64_t departure_call) {
     if (peers.closed()) return;
     fail(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
-    peers.close(cause, steps, digests, first_call_not_made);
+    peers.close(cause, steps, digests, departure_call);
   }
 
   // Before the network ends: nothing of it is used afterwards.

@@ -284,10 +284,11 @@ bool Operations::has_begun(uint64_t number) const {
 }
 
 void Operations::on_operation_failed(const transport::OperationFailed& message) {
-  // A worker that leaves tells why. This worker passes it on, since its own goodbye may reach a third one
-  // earlier.
-  const bool leaver = message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
-  if (leaver && !history_.has_ended(message.operation)) refuse(message.operation, message.cause);
+  // The sender leaves in mid-operation. Forwards the cause, because this worker's goodbye may reach a third
+  // worker before the sender's message does.
+  const bool sender_is_leaving =
+      message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
+  if (sender_is_leaving && !history_.has_ended(message.operation)) refuse(message.operation, message.cause);
   end_with(message.operation, message.cause);
 }
 
@@ -403,7 +404,7 @@ Operations::Missing Operations::waiting(uint64_t call) const {
 
 // ---- peers that leave
 
-void Operations::on_left(int32_t rank) {
+void Operations::on_departed(int32_t rank) {
   leave_out(rank);
   answer_for(rank);
 }
@@ -422,7 +423,7 @@ void Operations::leave_out(int32_t rank) {
 // Returns whether a departed worker has completed the start or step that the task belongs to, as its goodbye
 // or the head says. It has then received everything that was sent to it for these; only its last answers may
 // be lost.
-bool Operations::has_made(int32_t rank, const Task& task) const {
+bool Operations::has_completed(int32_t rank, const Task& task) const {
   const Kind kind = static_cast<Kind>(task.shape().kind);
   const bool is_of_training = kind == Kind::kStart || kind == Kind::kHeader || kind == Kind::kBucket;
   return is_of_training && peers_.left_after(rank, task.operation());
@@ -431,7 +432,7 @@ bool Operations::has_made(int32_t rank, const Task& task) const {
 void Operations::answer_for(int32_t rank) {
   std::vector<std::pair<uint64_t, std::function<void(const Status&)>>> answered;
   for (auto& [number, operation] : table_) {
-    if (!operation.task || !has_made(rank, *operation.task)) continue;
+    if (!operation.task || !has_completed(rank, *operation.task)) continue;
     for (auto& [send_number, send] : operation.sends) {
       if (send.rank == rank) answered.emplace_back(number, std::move(send.done));
     }
@@ -446,13 +447,12 @@ void Operations::answer_for(int32_t rank) {
 void Operations::on_last_answer(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (const auto& [number, operation] : table_) {
-    if (!operation.task) continue;
-    const bool made = has_made(rank, *operation.task);
-    if (made && peers_.said_goodbye(rank)) continue;  // its goodbye came behind its data, so none is missing
-    const auto needed = missing(operation);
-    if (std::find(needed.begin(), needed.end(), rank) == needed.end()) continue;
-    if (made) return peers_.report_lost_data(rank, operation.task->name());  // it ends all operations
-    stuck.push_back(number);
+    if (!operation.task || !needs(operation, rank)) continue;
+    if (!has_completed(rank, *operation.task)) {
+      stuck.push_back(number);
+    } else if (!peers_.said_goodbye(rank)) {
+      return fail_for_lost_data(rank, *operation.task);  // ends all operations
+    }
   }
   for (const uint64_t number : stuck) {
     Operation* const open = find_open(number);  // the failure of one may have ended another
@@ -464,6 +464,23 @@ void Operations::on_last_answer(int32_t rank) {
              .with_rank(rank, members().host_of(rank))
              .with_operation(task.name()));
   }
+}
+
+bool Operations::needs(const Operation& operation, int32_t rank) const {
+  const auto ranks = missing(operation);
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+// The goodbye comes behind all data of its sender, so without it data may be lost.
+void Operations::fail_for_lost_data(int32_t rank, const Task& task) {
+  peers_.report_failure(
+      rank,
+      Status(Code::kWorkerLost,
+             members().name(rank) + " closed its session after " + task.name() +
+                 ", but its data for that was lost: the network was cut, or its machine has failed; start "
+                 "the job again from a checkpoint")
+          .with_rank(rank, members().host_of(rank))
+          .with_operation(task.name()));
 }
 
 }  // namespace dsgd

@@ -68,7 +68,7 @@ class Operations final : public OperationEvents {
   void on_operation_failed(const transport::OperationFailed& message) override;
   void on_deadline_passed(uint64_t number) override;
   void on_refused(uint64_t operation, const Status& why) override;
-  void on_left(int32_t rank) override;
+  void on_departed(int32_t rank) override;
   void on_last_answer(int32_t rank) override;
 
  private:
@@ -126,7 +126,9 @@ class Operations final : public OperationEvents {
   void hear(Operation& operation, int32_t rank);
   void end_wait(const Operation& operation, int32_t rank, bool failed);
   std::vector<int32_t> missing(const Operation& operation) const;
-  bool has_made(int32_t rank, const Task& task) const;
+  bool has_completed(int32_t rank, const Task& task) const;
+  bool needs(const Operation& operation, int32_t rank) const;
+  void fail_for_lost_data(int32_t rank, const Task& task);
   void leave_out(int32_t rank);
   void answer_for(int32_t rank);
   static void refuse_parked(Operation& operation, const Status& cause);

@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "core/base/stopped.h"
+
 namespace dsgd {
 
-void PeerWatch::look() {
+void PeerWatch::watch() {
   if (!probe_ || peers_.closed()) return;
   const transport::Time now = peers_.loop().now();
   const auto before = std::exchange(waited_for_, {});
@@ -13,28 +15,26 @@ void PeerWatch::look() {
     waited_for_[rank] = known == before.end() ? now : known->second;
   }
   for (const auto& [rank, since] : waited_for_) {
-    if (now - since < 3 * look_) continue;
-    if (!peers_.is_leaving(rank) && probed_.insert(rank).second) probe(rank);
-    // Its last data may be lost, and a part of an operation that has begun since may need them.
+    if (now - since < 3 * interval_) continue;
+    if (!peers_.is_leaving(rank) && probing_.insert(rank).second) probe(rank);
+    // A later phase of an open operation may need data that was lost with the peer's connection.
     if (peers_.has_left(rank) && !peers_.said_goodbye(rank)) operations_.on_last_answer(rank);
   }
-  peers_.loop().schedule(now + look_, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) look();
+  peers_.loop().schedule(now + interval_, [this, alive = std::weak_ptr(alive_)] {
+    if (!alive.expired()) watch();
   });
 }
 
 void PeerWatch::probe(int32_t rank) {
   const transport::Duration lease = peers_.options().lease;
-  const transport::Time due = peers_.loop().now() + lease - 5 * look_;
+  const transport::Time due = peers_.loop().now() + lease - 5 * interval_;
   const auto answered = [this, alive = std::weak_ptr(alive_), rank, lease, due](const Status& answer) {
     if (alive.expired() || peers_.closed()) return;
     const transport::Time now = peers_.loop().now();
     if (const auto waited = waited_for_.find(rank); waited != waited_for_.end()) waited->second = now;
-    const bool stopped = now - due > lease / 2;  // this process was
-    if (!answer.ok() && stopped && !peers_.is_leaving(rank)) return probe(rank);
-    probed_.erase(rank);
-    if (!answer.ok() && !peers_.is_leaving(rank))
-      peers_.report_unreachable(rank, peers_.members().unreachable(rank, answer.message()));
+    if (!answer.ok() && was_stopped(due, now, lease) && !peers_.is_leaving(rank)) return probe(rank);
+    probing_.erase(rank);
+    if (!answer.ok() && !peers_.is_leaving(rank)) peers_.report_unreachable(rank, answer);
   };
   probe_(peers_.members().view().members[rank], due, answered);
 }

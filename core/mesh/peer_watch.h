@@ -26,21 +26,24 @@ class PeerWatch {
                                    std::function<void(const Status&)> done)>;
 
   PeerWatch(Peers& peers, Operations& operations, transport::Duration heartbeat_interval, Probe probe)
-      : peers_(peers), operations_(operations), look_(heartbeat_interval / 16), probe_(std::move(probe)) {}
-  // Looks at the waits of the operations, every 1/16 of heartbeat_interval.
-  void look();
+      : peers_(peers),
+        operations_(operations),
+        interval_(heartbeat_interval / 16),
+        probe_(std::move(probe)) {}
+  // Looks at the waits of the operations now, and every 1/16 of heartbeat_interval.
+  void watch();
 
  private:
   void probe(int32_t rank);
 
   Peers& peers_;
   Operations& operations_;
-  const transport::Duration look_;
+  const transport::Duration interval_;
   const Probe probe_;
   // Ranks that operations waited for at the last look, and the time at which the wait began or the last probe
   // was answered.
   std::map<int32_t, transport::Time> waited_for_;
-  std::set<int32_t> probed_;  // a probe is under way
+  std::set<int32_t> probing_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

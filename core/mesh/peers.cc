@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include "core/base/catch_bad_alloc.h"
+#include "core/base/stopped.h"
 #include "core/base/text.h"
 
 namespace dsgd {
@@ -65,7 +67,7 @@ Status Peers::open(const transport::JoinReply& view) {
     if (early.receipt) {
       on_bulk_end(*early.channel, early.header, std::move(early.receipt));
     } else {
-      on_call(*early.channel, std::move(early.part), std::move(early.respond));
+      on_call(*early.channel, std::move(early.message), std::move(early.respond));
     }
   }
   return {};
@@ -151,22 +153,22 @@ void Peers::dial(int32_t rank) {
   dial.bulk_window = window_;
   std::weak_ptr<int> alive = alive_;
   dial.closed = [this, alive, rank](const Status& why) {
-    if (!alive.expired() && !closed_) peer_gone(rank, members_.lost(rank, why));
+    if (!alive.expired() && !closed_) peer_gone(rank, members_.lost(rank, why), why);
   };
   dial.refused = [this, alive, rank](uint64_t operation, const Status& why) {
     if (!alive.expired() && !closed_ && !is_break(why)) operations_->on_refused(operation, why);
   };
-  peers_[rank].dial =
-      RepeatedDial::start(network_, members_.view().members[rank].addresses, std::move(dial),
-                          [this, alive, rank](Result<std::unique_ptr<ClientChannel>> result) {
-                            if (alive.expired() || closed_) return;
-                            Peer& peer = peers_[rank];
-                            peer.dial = nullptr;
-                            if (!result.ok())
-                              return peer_gone(rank, members_.unreachable(rank, result.status().message()));
-                            peer.channel = std::move(result).value();
-                            for (Unsent& one : std::exchange(peer.unsent, {})) one.send(*peer.channel);
-                          });
+  peers_[rank].dial = RepeatedDial::start(
+      network_, members_.view().members[rank].addresses, std::move(dial),
+      [this, alive, rank](Result<std::unique_ptr<ClientChannel>> result) {
+        if (alive.expired() || closed_) return;
+        Peer& peer = peers_[rank];
+        peer.dial = nullptr;
+        if (!result.ok())
+          return peer_gone(rank, members_.unreachable(rank, result.status()), result.status());
+        peer.channel = std::move(result).value();
+        for (Unsent& one : std::exchange(peer.unsent, {})) one.send(*peer.channel);
+      });
 }
 
 // Ends the dialling of a peer, if it is under way, and with it what waits for the connection.
@@ -178,24 +180,21 @@ void Peers::give_up_dial(int32_t rank, const Status& why) {
   }
 }
 
-// A connection to or from a peer has ended. The peer may have closed in good order, or because the job has
-// failed. Then its goodbye (on its own connection) or the head's news was sent earlier, but may still be
-// unread. So a quarter of a lease passes before the peer is reported as unreachable. After a cut, the peer's
-// system may reset both connections, and the goodbye is lost; then the head's word is enough.
-void Peers::peer_gone(int32_t rank, const Status& status) {
+// A connection to or from a peer has ended, perhaps because the peer has closed or the job has failed. Its
+// goodbye or the head's news may still be unread, so the peer is reported as unreachable only after a quarter
+// of a lease. After a cut, the peer's system may reset both connections, which loses the goodbye. Then the
+// head's news ends the wait.
+void Peers::peer_gone(int32_t rank, const Status& why, const Status& cause) {
   if (closed_) return;
-  peers_[rank].broken = status;
-  give_up_dial(rank, status);
+  peers_[rank].broken = why;
+  give_up_dial(rank, why);
   if (has_left(rank)) return operations_->on_last_answer(rank);  // all that it has answered is in
   // Corruption is reported at once: no other worker knows a better reason.
-  if (status.code() == Code::kCorrupted) return session_.on_peer_failure(rank, status);
-  if (peers_[rank].departed) {
-    if (is_connected(rank)) return;  // await_goodbye() limits the wait
-    return session_.on_peer_left(rank);
-  }
+  if (why.code() == Code::kCorrupted) return session_.on_peer_failure(rank, why);
+  if (is_leaving(rank)) return end_wait_for_goodbye(rank);
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, status] {
-    if (!alive.expired() && !closed_ && !is_leaving(rank)) session_.on_peer_unreachable(rank, status);
+  loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, why, cause] {
+    if (!alive.expired() && !closed_ && !is_leaving(rank)) session_.on_peer_unreachable(rank, why, cause);
   });
 }
 
@@ -307,16 +306,17 @@ void Peers::count_wait(int32_t rank, transport::Time begun, bool failed) {
 // ---- leaving
 
 bool Peers::alone() const {
-  return opened_ && std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.left; }) ==
-                        size() - 1;
+  return opened_ && std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) {
+                      return peer.presence == Presence::kLeft;
+                    }) == size() - 1;
 }
 
-void Peers::told_left(int32_t rank, uint64_t first_call_not_made) {
-  if (rank < 0 || rank >= size() || has_left(rank)) return;
-  peers_[rank].departed = true;
-  peers_[rank].first_call_not_made = first_call_not_made;
+void Peers::note_departure(int32_t rank, uint64_t departure_call) {
+  if (!members_.is_peer(rank) || has_left(rank)) return;
+  peers_[rank].presence = Presence::kAnnounced;
+  peers_[rank].departure_call = departure_call;
   if (is_connected(rank)) return await_goodbye(rank);
-  session_.on_peer_left(rank);
+  session_.on_peer_departed(rank);
 }
 
 bool Peers::is_connected(int32_t rank) const {
@@ -324,28 +324,31 @@ bool Peers::is_connected(int32_t rank) const {
                      [rank](const auto& item) { return item.second.rank == rank; });
 }
 
-// The head knows that this peer left, but its goodbye to this worker has not arrived. Waits two leases for
-// it: after a cut that is shorter than a lease, TCP may wait almost as long again. If the peer's machine has
-// died in between, the goodbye never comes. Then the session fails if an operation still needs the peer's
-// data, and goes on without the peer if none does.
+// The head says that this peer has left, but its goodbye has not arrived. Waits two leases: a cut lasts less
+// than one lease, and TCP may wait as long again before it resends. If the goodbye never comes, the session
+// fails if an operation needs the peer's data, and goes on otherwise.
 void Peers::await_goodbye(int32_t rank) {
   const transport::Time due = loop().now() + 2 * options_.lease;
   std::weak_ptr<int> alive = alive_;
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || has_left(rank) || !is_connected(rank)) return;
-    if (loop().now() - due > options_.lease / 2) return await_goodbye(rank);  // this process was stopped
-    session_.on_peer_left(rank);
+    if (was_stopped(due, loop().now(), options_.lease)) return await_goodbye(rank);
+    session_.on_peer_departed(rank);
   });
 }
 
-// The goodbye came over the peer's connection. The answers to this worker's chunks come over this worker's
-// connection, and are all in when that one ends. Normally that is at once; a peer that is stopped just then
-// delays it by a lease at most.
-void Peers::peer_left(int32_t rank) {
-  if (rank < 0 || rank >= size() || has_left(rank)) return;
-  peers_[rank].left = true;
-  operations_->on_left(rank);
-  const Peer& peer = peers_[rank];
+// No connection can bring the goodbye any more.
+void Peers::end_wait_for_goodbye(int32_t rank) {
+  if (peers_[rank].presence == Presence::kAnnounced && !is_connected(rank)) session_.on_peer_departed(rank);
+}
+
+// After a goodbye, this worker's own connection may still bring answers. They are complete when that
+// connection ends, or after a lease if the peer is stopped. Without a goodbye no more answers are expected.
+void Peers::complete_departure(int32_t rank) {
+  if (!members_.is_peer(rank) || has_left(rank)) return;
+  Peer& peer = peers_[rank];
+  peer.presence = Presence::kLeft;
+  operations_->on_departed(rank);
   if (!peer.channel) give_up_dial(rank, members_.has_closed(rank));
   if (!peer.broken.ok() || !peer.channel || !peer.goodbye) return operations_->on_last_answer(rank);
   std::weak_ptr<int> alive = alive_;
@@ -354,22 +357,15 @@ void Peers::peer_left(int32_t rank) {
   });
 }
 
-// As a task: an operation that begins may have found it.
-void Peers::report_lost_data(int32_t rank, const std::string& operation) {
-  const Status why = Status(Code::kWorkerLost,
-                            members_.name(rank) + " closed its session after " + operation +
-                                ", but what it sent for that has not arrived: the network has cut it off, "
-                                "or its machine has died since")
-                         .with_rank(rank, members_.host_of(rank))
-                         .with_operation(operation);
+void Peers::report_failure(int32_t rank, const Status& why) {
   loop().post([this, alive = std::weak_ptr(alive_), rank, why] {
     if (!alive.expired() && !closed_) session_.on_peer_failure(rank, why);
   });
 }
 
 void Peers::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
-                  uint64_t first_call_not_made) {
-  const transport::Goodbye goodbye{members_.view().view, rank(), cause, steps, digests, first_call_not_made};
+                  uint64_t departure_call) {
+  const transport::Goodbye goodbye{members_.view().view, rank(), cause, steps, digests, departure_call};
   for (Peer& peer : peers_) {
     if (!peer.channel || !peer.broken.ok()) continue;
     peer.channel->call(goodbye, transport::kNever, [](Result<Message>) {});
@@ -478,6 +474,23 @@ void Peers::drop_early(const ServerChannel& channel, const Status& why) {
   std::erase_if(early_, [&](const Early& early) { return early.channel == &channel; });
 }
 
+namespace {
+struct Sender {
+  uint64_t view;
+  int32_t rank;
+};
+
+// Returns the sender of a message about an object; none for other messages.
+std::optional<Sender> about_object(const Message& message) {
+  return std::visit(
+      [](const auto& part) -> std::optional<Sender> {
+        if constexpr (requires { part.put; }) return Sender{part.view, part.rank};
+        return std::nullopt;
+      },
+      message);
+}
+}  // namespace
+
 void Peers::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   note_use(channel);
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
@@ -495,20 +508,20 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
                   : Status(Code::kState,
                            "this worker has not begun operation " + std::to_string(question->operation)));
     if (is_from_peer(question->view, question->rank)) operations_->on_deadline_passed(question->operation);
-  } else if (auto* part = std::get_if<transport::ObjectPart>(&request)) {
+  } else if (const auto object = about_object(request)) {
     // The answer depends on this worker's rank, which is known only once the mesh is open.
-    if (!opened_) return early_.push_back({&channel, {}, nullptr, std::move(*part), std::move(respond)});
-    if (part->view != members_.view().view || !members_.is_peer(part->rank)) {
-      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(part->rank) +
-                                                 " in view " + std::to_string(part->view) +
+    if (!opened_) return early_.push_back({&channel, {}, nullptr, std::move(request), std::move(respond)});
+    if (!is_from_peer(object->view, object->rank)) {
+      return respond(Status(Code::kMismatch, "an object from rank " + std::to_string(object->rank) +
+                                                 " in view " + std::to_string(object->view) +
                                                  ", which is none of this job's"));
     }
-    session_.on_object(std::move(*part), std::move(respond));
+    session_.on_object(std::move(request), std::move(respond));
   } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {
     if (auto it = incoming_.find(&channel); it != incoming_.end()) {
       it->second.goodbye = true;
       it->second.cause = goodbye->cause;
-      it->second.first_call_not_made = goodbye->first_call_not_made;
+      it->second.departure_call = goodbye->departure_call;
       if (opened_ && members_.is_peer(it->second.rank))
         session_.on_goodbye(it->second.rank, goodbye->steps, std::move(goodbye->digests));
     }
@@ -526,21 +539,19 @@ void Peers::on_close(ServerChannel& channel, const Status& why) {
   if (!members_.is_peer(rank) || has_left(rank)) return;
   // An attempt to connect that its worker has given up. If the worker is lost, the head notices.
   if (!node.mapped().used) {
-    if (peers_[rank].departed && !is_connected(rank)) session_.on_peer_left(rank);
-    return;
+    return end_wait_for_goodbye(rank);
   }
   // The peer's cause may arrive before the head's news.
   if (const Status& cause = node.mapped().cause; !cause.ok()) {
     return session_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : rank, cause);
   }
   if (node.mapped().goodbye) {
-    peers_[rank].first_call_not_made = node.mapped().first_call_not_made;
+    peers_[rank].departure_call = node.mapped().departure_call;
     peers_[rank].goodbye = true;
-    return session_.on_peer_left(rank);
+    return session_.on_peer_departed(rank);
   }
-  peer_gone(rank, members_.lost(rank, why.ok() ? Status(Code::kWorkerLost,
-                                                        "its connection was closed without a goodbye")
-                                               : why));
+  const Status cause = why.ok() ? Status(Code::kWorkerLost, "it was closed without a goodbye") : why;
+  peer_gone(rank, members_.lost(rank, cause), cause);
 }
 
 }  // namespace dsgd

@@ -39,12 +39,13 @@ class SessionEvents {
   // A peer says that its session is broken: the session here cannot go on.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
-  // cut off is unknown.
-  virtual void on_peer_unreachable(int32_t rank, const Status& why) = 0;
-  // A peer closed its session in good order. All that it sent has arrived, unless Peers::said_goodbye is
-  // false.
-  virtual void on_peer_left(int32_t rank) = 0;
-  virtual void on_object(transport::ObjectPart part, transport::Responder respond) = 0;
+  // cut off is unknown. `why` names the peer; `cause` is the network's error alone.
+  virtual void on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) = 0;
+  // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
+  // otherwise the last of it may be lost.
+  virtual void on_peer_departed(int32_t rank) = 0;
+  // PutObject, DeleteObject or FetchObject.
+  virtual void on_object(transport::Message message, transport::Responder respond) = 0;
   // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
   // on_bulk_end.
   virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
@@ -73,8 +74,8 @@ class OperationEvents {
   virtual void on_deadline_passed(uint64_t operation) = 0;  // at a peer
   // A peer has refused a small chunk.
   virtual void on_refused(uint64_t operation, const Status& why) = 0;
-  // A peer has left in good order. Its answers may still come, until on_last_answer.
-  virtual void on_left(int32_t rank) = 0;
+  // A peer has left in good order. Its answers may still come, until on_last_answer().
+  virtual void on_departed(int32_t rank) = 0;
   virtual void on_last_answer(int32_t rank) = 0;
 };
 
@@ -117,34 +118,40 @@ class Peers final : public transport::ServerHandler {
   // Returns whether the connection has ended without an answer, and it is not known yet whether the worker
   // has left in good order or is lost.
   bool undecided(int32_t rank, const Status& status) const;
-  void report_unreachable(int32_t rank, const Status& why) { session_.on_peer_unreachable(rank, why); }
+  void report_unreachable(int32_t rank, const Status& cause) {
+    session_.on_peer_unreachable(rank, members_.unreachable(rank, cause), cause);
+  }
+  // Fails the session, from a task of the loop.
+  void report_failure(int32_t rank, const Status& why);
 
   bool alone() const;  // all others have left
-  bool has_left(int32_t rank) const { return peers_[rank].left; }
-  bool is_leaving(int32_t rank) const { return peers_[rank].left || peers_[rank].departed; }
-  // Returns whether `rank` closed its session in good order before it made the call of this operation. All
-  // workers agree: its goodbye to each and its Leave to the head name the same call.
-  bool left_before(int32_t rank, uint64_t operation) const {
-    return has_left(rank) && peers_[rank].first_call_not_made != 0 &&
-           call_of(operation) >= peers_[rank].first_call_not_made;
+  bool has_left(int32_t rank) const { return peers_[rank].presence == Presence::kLeft; }
+  // False for a rank that is no peer.
+  bool is_leaving(int32_t rank) const {
+    return members_.is_peer(rank) && peers_[rank].presence != Presence::kPresent;
   }
-  // Returns whether `rank` has left after it had made the call of this operation.
+  // Returns whether `rank` closed its session in good order before it made the call of this operation. All
+  // workers agree: its goodbye to each and its Leave to the head name the same call. For operations of
+  // channel 0, whose calls departure_call counts.
+  bool left_before(int32_t rank, uint64_t operation) const {
+    return has_left(rank) && peers_[rank].departure_call != 0 &&
+           call_of(operation) >= peers_[rank].departure_call;
+  }
+  // Returns whether `rank` has left after it had made the call of this operation, of channel 0.
   bool left_after(int32_t rank, uint64_t operation) const {
-    return has_left(rank) && call_of(operation) < peers_[rank].first_call_not_made;
+    return has_left(rank) && call_of(operation) < peers_[rank].departure_call;
   }
   // Returns whether the goodbye of `rank` has come, and so all that it sent.
   bool said_goodbye(int32_t rank) const { return peers_[rank].goodbye; }
-  // The session fails: the operation needs data that `rank` sent before it left, and its goodbye never came.
-  void report_lost_data(int32_t rank, const std::string& operation);
-  // A rank has left in good order: operations that need it fail.
-  void peer_left(int32_t rank);
-  // The head says that a rank has left, and passes on its `first_call_not_made`. If the rank is connected to
-  // this worker, waits at most two leases for its goodbye, which comes behind its data.
-  void told_left(int32_t rank, uint64_t first_call_not_made);
-  // Says goodbye and closes all connections after flushing. `first_call_not_made`: steps may go on without
-  // this worker from this call on; 0: none may.
+  // Takes the head's news that `rank` has left. If the rank is connected to this worker, waits at most two
+  // leases for its goodbye, which comes behind its data.
+  void note_departure(int32_t rank, uint64_t departure_call);
+  // Marks `rank` as left and fails the operations that need it. Follows on_peer_departed().
+  void complete_departure(int32_t rank);
+  // Says goodbye and closes all connections after flushing. `departure_call`: the first call that this worker
+  // does not make, from which on steps may go on without it; 0: none may.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
-             uint64_t first_call_not_made);
+             uint64_t departure_call);
   bool closed() const { return closed_; }
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels();
@@ -168,6 +175,11 @@ class Peers final : public transport::ServerHandler {
   void on_close(transport::ServerChannel& channel, const Status& why) override;
 
  private:
+  enum class Presence {
+    kPresent,
+    kAnnounced,  // the head says that it has left; its goodbye is awaited
+    kLeft
+  };
   struct Unsent {        // waits for the connection
     uint64_t operation;  // 0: a control message
     std::function<void(transport::ClientChannel&)> send;
@@ -178,10 +190,9 @@ class Peers final : public transport::ServerHandler {
     std::shared_ptr<RepeatedDial> dial;                 // null: it is not being dialled
     Status broken;
     std::deque<Unsent> unsent;
-    bool left = false;
-    bool departed = false;             // the head says that it has left
-    bool goodbye = false;              // it has left, and its goodbye has come
-    uint64_t first_call_not_made = 0;  // as its goodbye or the head says; 0: unknown
+    Presence presence = Presence::kPresent;
+    bool goodbye = false;         // has come
+    uint64_t departure_call = 0;  // as its goodbye or the head says; 0: no step goes on without it
     metrics::PeerCounters counters;
     transport::Time waited_until{};  // the end of the latest wait that is counted
   };
@@ -191,13 +202,13 @@ class Peers final : public transport::ServerHandler {
     bool used = false;  // a message has come over it
     bool goodbye = false;
     Status cause = {};  // why it said goodbye
-    uint64_t first_call_not_made = 0;
+    uint64_t departure_call = 0;
   };
-  struct Early {  // a chunk or an object that came before open()
+  struct Early {  // a chunk or a message about an object that came before open()
     transport::ServerChannel* channel;
     transport::BulkHeader header;
-    std::unique_ptr<transport::BulkReceipt> receipt;  // null: an object
-    transport::ObjectPart part = {};
+    std::unique_ptr<transport::BulkReceipt> receipt;  // null: a message
+    transport::Message message = transport::Empty{};
     transport::Responder respond = {};
   };
 
@@ -207,7 +218,7 @@ class Peers final : public transport::ServerHandler {
                     std::function<void(Result<transport::Message>)> answered = {});
   void dial(int32_t rank);
   void give_up_dial(int32_t rank, const Status& why);
-  void peer_gone(int32_t rank, const Status& status);
+  void peer_gone(int32_t rank, const Status& why, const Status& cause);
   bool is_in_view(const transport::Hello& hello) const;
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;
@@ -225,6 +236,7 @@ class Peers final : public transport::ServerHandler {
   template <typename Chosen>
   std::vector<transport::ServerChannel*> connections(Chosen chosen) const;
   void await_goodbye(int32_t rank);
+  void end_wait_for_goodbye(int32_t rank);
 
   transport::Network& network_;
   PeerOptions options_;

@@ -47,14 +47,10 @@ void ObjectFetches::ask_next(uint64_t put) {
   }
   fetch.source = fetch.sources.back();
   fetch.sources.pop_back();
-  transport::ObjectPart request;
-  request.view = fetch.peers->members().view().view;
-  request.rank = fetch.peers->rank();
-  request.name = fetch.name;
-  request.offset = fetch.received;
-  request.put = put;
-  request.fetch = true;
-  fetch.peers->call(fetch.source, std::move(request), transport::kNever,
+  fetch.peers->call(fetch.source,
+                    transport::FetchObject{fetch.peers->members().view().view, fetch.peers->rank(),
+                                           fetch.name, put, fetch.received},
+                    transport::kNever,
                     [this, put, source = fetch.source](const Result<transport::Message>& r) {
                       answered(put, source, r.status());
                     });

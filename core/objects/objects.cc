@@ -137,18 +137,18 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 
 void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
   const Object& object = *sending->object;
-  transport::ObjectPart part;
-  part.view = sending->peers->members().view().view;
-  part.rank = sending->peers->rank();
-  part.name = sending->name;
-  part.total = object.bytes.size();
-  if (object.bytes.size() <= kSmall) part.data = object.bytes;
-  sending->peers->count_sent(rank, part.data.size());
-  part.dtype = object.dtype;
-  part.shape = object.shape;
-  part.put = sending->put;
+  transport::PutObject put;
+  put.view = sending->peers->members().view().view;
+  put.rank = sending->peers->rank();
+  put.name = sending->name;
+  put.put = sending->put;
+  put.total = object.bytes.size();
+  if (object.bytes.size() <= kSmall) put.data = object.bytes;
+  sending->peers->count_sent(rank, put.data.size());
+  put.dtype = object.dtype;
+  put.shape = object.shape;
   sending->peers->call(
-      rank, std::move(part), transport::kNever,
+      rank, std::move(put), transport::kNever,
       [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
 }
 
@@ -256,13 +256,8 @@ void Objects::delete_everywhere(Peers* peers, const std::string& name, Deadline 
     finish(late, late->peers->members().too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
   });
   for (int32_t rank : asked) {
-    transport::ObjectPart request;
-    request.view = peers->members().view().view;
-    request.rank = peers->rank();
-    request.name = name;
-    request.remove = true;
-    request.put = put;
-    peers->call(rank, std::move(request), transport::kNever,
+    peers->call(rank, transport::DeleteObject{peers->members().view().view, peers->rank(), name, put},
+                transport::kNever,
                 [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
   }
 }
@@ -289,8 +284,8 @@ void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& stat
   if (auto done = std::exchange(removal->done, nullptr)) done(status);
 }
 
-void Objects::receive_removal(Peers* peers, Deadline deadline, const transport::ObjectPart& request,
-                              const transport::Responder& respond) {
+void Objects::receive(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+                      const transport::Responder& respond) {
   if (peers->rank() == kNameOwner) {
     return delete_everywhere(peers, request.name, std::move(deadline), [respond](const Status& status) {
       status.ok() ? respond(empty()) : respond(status);
@@ -326,54 +321,57 @@ void Objects::delete_here(Peers& peers, const std::string& name, uint64_t put) {
 
 // ---- receiving
 
-void Objects::receive(Peers* peers, Deadline deadline, transport::ObjectPart part,
+void Objects::receive(Peers* peers, Deadline deadline, transport::Message message,
                       const transport::Responder& respond) {
-  if (part.remove) return receive_removal(peers, std::move(deadline), part, respond);
-  if (part.fetch) return receive_fetch(peers, part, respond);
-  receive_announcement(peers, std::move(part), respond);
+  if (auto* put = std::get_if<transport::PutObject>(&message)) {
+    receive(peers, std::move(*put), respond);
+  } else if (auto* removal = std::get_if<transport::DeleteObject>(&message)) {
+    receive(peers, std::move(deadline), *removal, respond);
+  } else {
+    receive(peers, std::get<transport::FetchObject>(message), respond);
+  }
 }
 
-void Objects::receive_announcement(Peers* peers, transport::ObjectPart part,
-                                   const transport::Responder& respond) {
-  peers->count_received(part.rank, part.data.size());
-  const bool small = part.total <= kSmall;
-  if (part.total > Object::kLargest || part.data.size() != (small ? part.total : 0) ||
-      putter(part.put) != part.rank || part.put >= kObjects || incoming_.count(part.put) > 0) {
-    return respond(Status(Code::kInternal, "the announcement of object '" + part.name + "' is wrong"));
+void Objects::receive(Peers* peers, transport::PutObject put, const transport::Responder& respond) {
+  peers->count_received(put.rank, put.data.size());
+  const bool small = put.total <= kSmall;
+  if (put.total > Object::kLargest || put.data.size() != (small ? put.total : 0) ||
+      putter(put.put) != put.rank || put.put >= kObjects || incoming_.count(put.put) > 0) {
+    return respond(Status(Code::kInternal, "the announcement of object '" + put.name + "' is wrong"));
   }
-  if (const std::string why = object_mismatch(part.dtype, part.shape, part.total); !why.empty()) {
-    return respond(Status(Code::kInternal, "object '" + part.name + "': " + why));
+  if (const std::string why = object_mismatch(put.dtype, put.shape, put.total); !why.empty()) {
+    return respond(Status(Code::kInternal, "object '" + put.name + "': " + why));
   }
-  if (removed_early_.erase(part.put) > 0) return respond(empty());
+  if (removed_early_.erase(put.put) > 0) return respond(empty());
   // A worker has at most one put of a name in flight. So an earlier put of the same worker has failed, and is
   // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
-  const uint64_t earlier = put_of(part.name);
-  const bool same_putter = earlier != 0 && putter(earlier) == part.rank && earlier < part.put;
-  const bool succeeded = peers->rank() == kNameOwner && has(part.name);
-  if (same_putter && !succeeded) delete_here(*peers, part.name, earlier);
-  if (put_of(part.name) != 0 || is_deleting(*peers, part.name)) return respond(exists(part.name));
-  Object object{.bytes = std::move(part.data), .dtype = part.dtype, .shape = std::move(part.shape)};
+  const uint64_t earlier = put_of(put.name);
+  const bool same_putter = earlier != 0 && putter(earlier) == put.rank && earlier < put.put;
+  const bool succeeded = peers->rank() == kNameOwner && has(put.name);
+  if (same_putter && !succeeded) delete_here(*peers, put.name, earlier);
+  if (put_of(put.name) != 0 || is_deleting(*peers, put.name)) return respond(exists(put.name));
+  Object object{.bytes = std::move(put.data), .dtype = put.dtype, .shape = std::move(put.shape)};
   if (small) {
-    store(part.name, std::make_shared<const Object>(std::move(object)), part.put);
+    store(put.name, std::make_shared<const Object>(std::move(object)), put.put);
     return respond(empty());
   }
-  incoming_[part.put] = {part.name, respond};
+  incoming_[put.put] = {put.name, respond};
   fetches_.begin(
-      peers, part.put, part.name, std::move(object), part.total,
-      sources_of(peers->rank(), part.rank, peers->size()),
-      [this, put = part.put, is_rank_0 = peers->rank() == kNameOwner](const Result<SharedObject>& fetched) {
-        const auto at = incoming_.find(put);
+      peers, put.put, put.name, std::move(object), put.total,
+      sources_of(peers->rank(), put.rank, peers->size()),
+      [this, number = put.put, is_rank_0 = peers->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+        const auto at = incoming_.find(number);
         const std::string name = at->second.name;
         const auto respond = std::exchange(at->second.respond, nullptr);
         const bool name_stays_taken = !fetched.ok() && is_rank_0;
         if (!name_stays_taken) incoming_.erase(at);
-        if (fetched.ok()) store(name, fetched.value(), put);
+        if (fetched.ok()) store(name, fetched.value(), number);
         respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
       });
 }
 
-void Objects::receive_fetch(Peers* peers, const transport::ObjectPart& request,
-                            const transport::Responder& respond) {
+void Objects::receive(Peers* peers, const transport::FetchObject& request,
+                      const transport::Responder& respond) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
   if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {

@@ -49,8 +49,8 @@ class Objects {
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
-  // `deadline`: for a removal that rank 0 carries out for another worker.
-  void receive(Peers* peers, Deadline deadline, transport::ObjectPart part,
+  // A message about an object. `deadline`: for a removal that rank 0 carries out for another worker.
+  void receive(Peers* peers, Deadline deadline, transport::Message message,
                const transport::Responder& respond);
   // The data of one chunk begin and end.
   transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
@@ -98,10 +98,10 @@ class Objects {
   void give_up(const std::shared_ptr<Sending>& sending);
   void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
-  void receive_removal(Peers* peers, Deadline deadline, const transport::ObjectPart& request,
-                       const transport::Responder& respond);
-  void receive_announcement(Peers* peers, transport::ObjectPart part, const transport::Responder& respond);
-  void receive_fetch(Peers* peers, const transport::ObjectPart& request, const transport::Responder& respond);
+  void receive(Peers* peers, transport::PutObject put, const transport::Responder& respond);
+  void receive(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+               const transport::Responder& respond);
+  void receive(Peers* peers, const transport::FetchObject& request, const transport::Responder& respond);
   bool is_deleting(const Peers& peers, const std::string& name) const;  // at rank 0
   // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
   // worker has of a put, cancel_fetch() and forget() end one part of it.

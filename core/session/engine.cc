@@ -5,11 +5,11 @@
 #include <new>
 #include <numeric>
 
+#include "core/base/describe.h"
 #include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
-#include "core/membership/text.h"
 #include "core/reduce/kernels.h"
 #include "core/step/divergence.h"
 #include "transport/schema/codec.h"
@@ -587,10 +587,9 @@ uint64_t Engine::close(const Status& cause) {
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
   if (broken_.ok()) broken_ = closed;
   cause.ok() ? step_.fail(closed) : step_.abort(cause);
-  // The others can go on without this worker only if its start and all its steps succeeded, and it is not in
-  // mid-step.
-  const bool may_go_on = started_ && torn_.ok() && !last_step_failed_;
-  const uint64_t first_call_not_made = may_go_on ? next_call() : 0;
+  // Steps go on without this worker if its start and all its steps have succeeded. step_.fail() above has
+  // marked a step in flight as failed.
+  const uint64_t departure_call = started_ && torn_.ok() && !last_step_failed_ ? next_call() : 0;
   waiter_.fail(closed);
   fail_pending(closed);
   objects_.fail(peers(), closed);
@@ -599,39 +598,36 @@ uint64_t Engine::close(const Status& cause) {
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
-  // The head gives no verdict on a worker that has left.
-  const bool is_leaving = mesh_->members().is_peer(rank) && mesh_->peers.is_leaving(rank);
-  if (why.code() == Code::kWorkerLost && !is_leaving) {
-    await_verdict(why, -1);
-  } else {
-    fail(why, true);
-  }
+  // The head judges only workers that have not left.
+  if (why.code() != Code::kWorkerLost || mesh_->peers.is_leaving(rank)) return fail(why, true);
+  await_verdict(why, -1, why);
 }
 
-void Engine::on_peer_unreachable(int32_t rank, const Status& why) { await_verdict(why, rank); }
+void Engine::on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) {
+  await_verdict(why, rank, cause);
+}
 
 // Two workers that cannot reach each other would each name the other. The head has both reports, and all
 // workers get its verdict.
-void Engine::await_verdict(const Status& why, int32_t peer) {
+void Engine::await_verdict(const Status& why, int32_t peer, const Status& cause) {
   if (!broken_.ok()) return;
-  if (!on_loss_ || !on_loss_(why, peer)) return fail(why, true);
+  if (!on_loss_ || !on_loss_(peer, cause)) return fail(why, true);
   loop_.schedule(loop_.now() + options_.step.lease, [this, why, peer, alive = std::weak_ptr(alive_)] {
     if (alive.expired() || !broken_.ok()) return;
-    // A peer that has left meanwhile is not lost: told_left() ends what waits for it.
-    if (peer < 0 || !mesh_->peers.is_leaving(peer)) fail(why, true);
+    if (!mesh_->peers.is_leaving(peer)) fail(why, true);  // else Peers has ended what waits for it
   });
 }
 
-void Engine::on_peer_left(int32_t rank) {
+void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
-  mesh_->peers.peer_left(rank);
+  mesh_->peers.complete_departure(rank);
   objects_.peer_left(rank);
   if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());
 }
 
-void Engine::on_object(transport::ObjectPart part, transport::Responder respond) {
+void Engine::on_object(transport::Message message, transport::Responder respond) {
   if (!broken_.ok()) return respond(broken_);
-  objects_.receive(peers(), {deadline(), "step_timeout"}, std::move(part), respond);
+  objects_.receive(peers(), {deadline(), "step_timeout"}, std::move(message), respond);
 }
 
 }  // namespace dsgd

@@ -47,10 +47,12 @@ class Engine final : public SessionEvents {
   void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
   // `failed` is called once, before any operation ends with the failure; it must not throw.
   void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
-  // A worker seems lost. `peer`: this worker cannot reach it; -1: another worker reports it. `loss` returns
-  // true if the head will decide which worker is lost; then fail() follows, or the session fails after a
-  // lease.
-  void on_loss(std::function<bool(const Status& why, int32_t peer)> loss) { on_loss_ = std::move(loss); }
+  // A worker seems lost: this worker cannot reach the peer `unreachable`, because of `cause`; or, with -1,
+  // another worker says so. `loss` returns true if the head will decide which worker is lost; then fail()
+  // follows, or the session fails after a lease.
+  void on_loss(std::function<bool(int32_t unreachable, const Status& cause)> loss) {
+    on_loss_ = std::move(loss);
+  }
 
   // The mesh exists before the view does, since peers may dial early.
   void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
@@ -119,8 +121,8 @@ class Engine final : public SessionEvents {
   void fail(const Status& cause, bool tell_peers);
   // The failure of a session that has run out of memory, preallocated.
   const Status& exhausted() const { return exhausted_; }
-  void peer_left(int32_t rank, uint64_t first_call_not_made) {
-    if (mesh_) mesh_->peers.told_left(rank, first_call_not_made);
+  void note_departure(int32_t rank, uint64_t departure_call) {  // the head's news
+    if (mesh_) mesh_->peers.note_departure(rank, departure_call);
   }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
@@ -137,10 +139,10 @@ class Engine final : public SessionEvents {
 
   // SessionEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
-  void on_peer_unreachable(int32_t rank, const Status& why) override;
-  void on_peer_left(int32_t rank) override;
+  void on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) override;
+  void on_peer_departed(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
-  void on_object(transport::ObjectPart part, transport::Responder respond) override;
+  void on_object(transport::Message message, transport::Responder respond) override;
   transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
                                       size_t nbytes) override {
     return objects_.on_data(put, header, nbytes);
@@ -241,9 +243,9 @@ class Engine final : public SessionEvents {
   bool at_rest_ = false;  // the session has failed, and all operations have ended
   bool tell_peers_ = false;
   Status torn_;  // why no step can succeed any more: one failed half-way, or values differ
-  void await_verdict(const Status& why, int32_t peer);
+  void await_verdict(const Status& why, int32_t peer, const Status& cause);
   std::function<void(const Status&)> on_broken_, on_failed_;
-  std::function<bool(const Status&, int32_t)> on_loss_;
+  std::function<bool(int32_t, const Status&)> on_loss_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
   StallWatch stalls_;
   struct Pending {

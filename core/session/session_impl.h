@@ -202,6 +202,8 @@ struct Session::Impl {
   bool devices_taken = false;  // a replica without a device name has taken an entry of `devices`
   bool devices_found = false;  // `devices` was auto
   const device::Patience patience{
+      .allocation = config.duration("step_timeout"),
+      .release = config.duration("lease"),
       .warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const Registered::Backends backends;

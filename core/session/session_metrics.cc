@@ -64,7 +64,8 @@ Result<std::string> Session::metrics() const {
   out.counter("bucket_seconds", "seconds", "Time that buckets have travelled; several travel at once.");
   out.sample({}, steps.travel.seconds());
   out.gauge("memory_bytes", "bytes",
-            "Memory held: values and gradients of dsgd_alloc; optimizer state and master values; buffers of "
+            "Memory held: values and gradients that the library has allocated; optimizer state and master "
+            "values; buffers of "
             "steps; objects.");
   out.sample({{"use", "tensors"}}, impl_->allocated.value());
   out.sample({{"use", "optimizer"}}, steps.state.value());

@@ -369,10 +369,10 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   options.heartbeat_interval = heartbeat_interval_;
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
-  member_->on_left([this](int32_t rank, uint64_t call) { engine_->peer_left(rank, call); });
-  engine_->on_loss([this](const Status& why, int32_t peer) {
+  member_->on_left([this](int32_t rank, uint64_t call) { engine_->note_departure(rank, call); });
+  engine_->on_loss([this](int32_t unreachable, const Status& cause) {
     if (!member_) return false;
-    return peer >= 0 ? member_->report(why, peer) : member_->has_head();
+    return unreachable >= 0 ? member_->report_cut(unreachable, cause) : member_->has_head();
   });
   engine_->on_broken([this](const Status& why) {
     if (member_) member_->report(why);
@@ -415,7 +415,7 @@ void Worker::choose_spin() {
 void Worker::leave(const Status& cause, std::function<void()> done) {
   const uint64_t departure_call = engine_->close(cause);
   if (!member_) return done();
-  member_->leave(cause, first_call_not_made, std::move(done));
+  member_->leave(cause, departure_call, std::move(done));
 }
 
 }  // namespace dsgd

@@ -174,47 +174,46 @@ TEST(Cuts, AHeadThatHearsNobodyIsNamedItself) {
   }
 }
 
-// When a worker is cut off from all others: up to 200 ms after the call of this name has returned on all
-// workers.
-struct Moment {
+// One worker is cut off from all others, 0 to 200 ms after the call `after` has returned on all workers.
+struct ShortCut {
   std::string after;
   int cut_off = 1;
-  int steps = kForever;  // of worker 1, which then closes its session
-  // At the end of the cut, the connections between worker 1 and the others are reset.
-  bool reset = false;
+  int steps = kForever;             // of worker 1, which then closes its session
+  bool resets_connections = false;  // at the end of the cut, those of the worker with the others
 };
 
 // With TCP's retransmission, which after a cut waits up to as long as the cut was.
-void expect_no_harm(const Moment& moment, bool separate_head, int phase) {
+void expect_no_harm(const ShortCut& cut, bool separate_head, int phase) {
   ClusterOptions options = options_of(3, separate_head);
   options.network.retransmission = 200ms;
   const auto program = [&](Cluster& cluster, Session& session, int rank) {
-    Cluster::train(cluster, session, rank, rank == 1 ? moment.steps : kForever);
+    Cluster::train(cluster, session, rank, rank == 1 ? cut.steps : kForever);
   };
   Cluster cluster(options, program);
   for (int rank = 0; rank < 3; ++rank)
-    ASSERT_TRUE(cluster.run_until_noted(rank, moment.after, 10s)) << cluster.history(rank);
+    ASSERT_TRUE(cluster.run_until_noted(rank, cut.after, 10s)) << cluster.history(rank);
   cluster.world.run_for(phase * 5ms);
-  cluster.world.isolate(cluster.process(moment.cut_off));
+  cluster.world.isolate(cluster.process(cut.cut_off));
   cluster.world.run_for(kLease - kLease / 5);  // a fifth of the lease: the heartbeat interval
-  for (const int other : {0, 2}) {
-    if (moment.reset) cluster.world.break_connections(cluster.process(1), cluster.process(other));
+  for (int other = 0; cut.resets_connections && other < 3; ++other) {
+    if (other != cut.cut_off)
+      cluster.world.break_connections(cluster.process(cut.cut_off), cluster.process(other));
   }
-  cluster.world.rejoin(cluster.process(moment.cut_off));
+  cluster.world.rejoin(cluster.process(cut.cut_off));
   cluster.world.run_for(2 * kLease);  // a lost worker is known 7/4 leases after the cut began
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank).substr(0, 10'000);
-  EXPECT_EQ(cluster.finished(1), moment.steps != kForever);
+  EXPECT_EQ(cluster.finished(1), cut.steps != kForever);
   const size_t steps = cluster.calls(0).size();
   cluster.world.run_for(500ms);
   EXPECT_GT(cluster.calls(0).size(), steps) << "training goes on";
 }
 
-void expect_no_harm_whenever_it_begins(const Moment& moment) {
+void expect_no_harm_whenever_it_begins(const ShortCut& cut) {
   for (const bool separate_head : {true, false}) {
     for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
       SCOPED_TRACE("phase " + std::to_string(phase) + (separate_head ? ", head apart" : ""));
-      expect_no_harm(moment, separate_head, phase);
+      expect_no_harm(cut, separate_head, phase);
       if (testing::Test::HasFailure()) return;
     }
   }
@@ -229,7 +228,7 @@ TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAWorkerCloses) {
 }
 
 // Rank 1 ends its last step and closes, but its last chunk to rank 2 never arrives. The others agree on that.
-TEST(Cuts, WhenTheDataOfAWorkerThatLeftIsLostAllSaySo) {
+TEST(Cuts, LostDataOfADepartedWorkerFailsAllAlike) {
   for (const bool dies : {false, true}) {
     ClusterOptions options = options_of(3, true);
     options.network.delay = {5ms, 5ms};
@@ -249,7 +248,7 @@ TEST(Cuts, WhenTheDataOfAWorkerThatLeftIsLostAllSaySo) {
     const Time closed_at = cluster.world.now();
     ASSERT_TRUE(cluster.run_until_ended(30s));
     for (const int rank : {0, 2}) {
-      expect_says(cluster, rank, {"rank 1 (", "closed its session after step 3", "has not arrived"});
+      expect_says(cluster, rank, {"rank 1 (", "closed its session after step 3", "was lost"});
       if (testing::Test::HasFatalFailure()) return;
       const NotedCall* failure = cluster.first_failure(rank);
       EXPECT_EQ(failure->status.rank(), 1);
@@ -259,12 +258,13 @@ TEST(Cuts, WhenTheDataOfAWorkerThatLeftIsLostAllSaySo) {
   }
 }
 
-// A system answers data for sockets that its process has closed with a reset, which discards what was still
-// to be sent. The head runs apart, because its connections are not to be reset.
+// After a process has closed a socket, its system answers further data with a reset, which discards unsent
+// bytes. The head is a separate process, so its connections stay.
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAGoodbyeIsLost) {
   for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
     SCOPED_TRACE("phase " + std::to_string(phase));
-    expect_no_harm({.after = "step 3", .steps = 4, .reset = true}, /*separate_head=*/true, phase);
+    expect_no_harm({.after = "step 3", .steps = 4, .resets_connections = true}, /*separate_head=*/true,
+                   phase);
     if (testing::Test::HasFailure()) return;
   }
 }

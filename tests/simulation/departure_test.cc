@@ -358,8 +358,8 @@ TEST(Departure, WheneverItComes) {
   }
 }
 
-// A worker dies as it leaves. Either its goodbye or the head's news and all its data have reached the others,
-// who go on, or the job fails. No value is wrong, and no call hangs.
+// A worker dies as it leaves. The others go on if they have all its data and either its goodbye or the head's
+// news. Otherwise the job fails. No value is wrong, and no call hangs.
 TEST(Departure, OfAWorkerThatDiesMeanwhile) {
   int went_on = 0, failed = 0;
   for (uint64_t seed = 1; seed <= jobs(); ++seed) {

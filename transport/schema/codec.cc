@@ -60,9 +60,10 @@ Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
 }
 
 const char* message_name(const Message& message) {
-  static constexpr const char* kNames[] = {
-      "Empty",  "JoinRequest",     "JoinReply",  "Watch",   "WatchReply",    "Renew",   "Leave",
-      "Report", "OperationFailed", "ObjectPart", "Goodbye", "SessionFailed", "HasBegun"};
+  static constexpr const char* kNames[] = {"Empty",           "JoinRequest", "JoinReply",    "Watch",
+                                           "WatchReply",      "Renew",       "Leave",        "Report",
+                                           "OperationFailed", "PutObject",   "Goodbye",      "SessionFailed",
+                                           "HasBegun",        "ReportCut",   "DeleteObject", "FetchObject"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

@@ -23,15 +23,15 @@ inline constexpr size_t kMaxNameBytes = 4 * 1024;    // job, worker id, host, ob
 inline constexpr size_t kMaxJobNonceBytes = 64;
 inline constexpr size_t kMaxTextBytes = 16 * 1024;  // message of a Status; a longer one is cut by the sender
 inline constexpr size_t kMaxMembers = 64 * 1024;
-inline constexpr size_t kMaxDigests = 8 * 1024;          // of a Goodbye
-inline constexpr size_t kMaxAddresses = 256;             // of one member
-inline constexpr size_t kMaxObjectPartBytes = 16 << 20;  // ObjectPart::data
+inline constexpr size_t kMaxDigests = 8 * 1024;            // of a Goodbye
+inline constexpr size_t kMaxAddresses = 256;               // of one member
+inline constexpr size_t kMaxInlineObjectBytes = 16 << 20;  // PutObject::data
 inline constexpr size_t kMaxObjectDimensions = 64;
 inline constexpr size_t kMaxReplicas = 8 * 1024;  // of one worker
 inline constexpr size_t kMaxReasonBytes = 495;    // message of a Status in a payload
 // Of a payload: large enough for a count of each member.
 inline constexpr size_t kMaxPayloadBytes = kMaxMembers * sizeof(uint64_t) + 1024;
-inline constexpr size_t kMaxMessageBytes = kMaxObjectPartBytes + (64 << 10);  // any call or answer
+inline constexpr size_t kMaxMessageBytes = kMaxInlineObjectBytes + (64 << 10);  // any call or answer
 
 std::vector<uint8_t> encode(const Message& message);
 std::vector<uint8_t> encode(const Hello& hello);

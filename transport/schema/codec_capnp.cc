@@ -42,6 +42,17 @@ class MessageCheck : public Check {
     return to;
   }
 
+  // Of a message about an object: its sender, and which object.
+  template <typename T, typename Reader>
+  T about_object(Reader from) {
+    T to;
+    to.view = from.getView();
+    to.rank = from.getRank();
+    text(from.getName(), &to.name, "object name");
+    to.put = from.getPut();
+    return to;
+  }
+
   Message message(schema::Message::Reader from) {
     switch (from.which()) {
       case schema::Message::EMPTY:
@@ -79,19 +90,21 @@ class MessageCheck : public Check {
         to.view = part.getView();
         status(part.getNews(), &to.news);
         to.left = part.getLeft();
-        to.first_call_not_made = part.getFirstCallNotMade();
+        to.departure_call = part.getDepartureCall();
         return to;
       }
       case schema::Message::RENEW:
         return Renew{from.getRenew().getRank(), from.getRenew().getView()};
       case schema::Message::LEAVE: {
         auto to = with_cause<Leave>(from.getLeave());
-        to.first_call_not_made = from.getLeave().getFirstCallNotMade();
+        to.departure_call = from.getLeave().getDepartureCall();
         return to;
       }
-      case schema::Message::REPORT: {
-        auto to = with_cause<Report>(from.getReport());
-        to.peer = from.getReport().getPeer();
+      case schema::Message::REPORT:
+        return with_cause<Report>(from.getReport());
+      case schema::Message::REPORT_CUT: {
+        auto to = with_cause<ReportCut>(from.getReportCut());
+        to.peer = from.getReportCut().getPeer();
         return to;
       }
       case schema::Message::OPERATION_FAILED: {
@@ -105,30 +118,30 @@ class MessageCheck : public Check {
         auto part = from.getHasBegun();
         return HasBegun{part.getView(), part.getRank(), part.getOperation()};
       }
-      case schema::Message::OBJECT_PART: {
-        auto part = from.getObjectPart();
-        ObjectPart to;
-        to.view = part.getView();
-        to.rank = part.getRank();
-        text(part.getName(), &to.name, "object name");
+      case schema::Message::PUT_OBJECT: {
+        auto part = from.getPutObject();
+        auto to = about_object<PutObject>(part);
         to.total = part.getTotal();
-        to.offset = part.getOffset();
         auto data = part.getData();
-        if (ok() && length(data.size(), kMaxObjectPartBytes, "object part", "bytes")) {
+        if (ok() && length(data.size(), kMaxInlineObjectBytes, "object", "bytes")) {
           to.data.assign(data.begin(), data.end());
         }
-        to.remove = part.getRemove();
-        to.put = part.getPut();
-        to.fetch = part.getFetch();
         to.dtype = part.getDtype();
         numbers(part.getShape(), &to.shape, kMaxObjectDimensions, "shape of an object");
+        return to;
+      }
+      case schema::Message::DELETE_OBJECT:
+        return about_object<DeleteObject>(from.getDeleteObject());
+      case schema::Message::FETCH_OBJECT: {
+        auto to = about_object<FetchObject>(from.getFetchObject());
+        to.offset = from.getFetchObject().getOffset();
         return to;
       }
       case schema::Message::GOODBYE: {
         auto part = from.getGoodbye();
         auto to = with_cause<Goodbye>(part);
         to.steps = part.getSteps();
-        to.first_call_not_made = part.getFirstCallNotMade();
+        to.departure_call = part.getDepartureCall();
         numbers(part.getDigests(), &to.digests, kMaxDigests, "list of digests");
         return to;
       }
@@ -145,6 +158,16 @@ Builder write_with_cause(const T& from, Builder to) {
   to.setView(from.view);
   to.setRank(from.rank);
   if (!from.cause.ok()) write(from.cause, to.initCause());
+  return to;
+}
+
+// The fields that MessageCheck::about_object reads.
+template <typename T, typename Builder>
+Builder write_about_object(const T& from, Builder to) {
+  to.setView(from.view);
+  to.setRank(from.rank);
+  to.setName(text(from.name));
+  to.setPut(from.put);
   return to;
 }
 
@@ -240,15 +263,17 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setView(part.view);
           if (!part.news.ok()) write(part.news, out.initNews());
           out.setLeft(part.left);
-          out.setFirstCallNotMade(part.first_call_not_made);
+          out.setDepartureCall(part.departure_call);
         } else if constexpr (std::is_same_v<T, Renew>) {
           auto out = to.initRenew();
           out.setRank(part.rank);
           out.setView(part.view);
         } else if constexpr (std::is_same_v<T, Leave>) {
-          write_with_cause(part, to.initLeave()).setFirstCallNotMade(part.first_call_not_made);
+          write_with_cause(part, to.initLeave()).setDepartureCall(part.departure_call);
         } else if constexpr (std::is_same_v<T, Report>) {
-          write_with_cause(part, to.initReport()).setPeer(part.peer);
+          write_with_cause(part, to.initReport());
+        } else if constexpr (std::is_same_v<T, ReportCut>) {
+          write_with_cause(part, to.initReportCut()).setPeer(part.peer);
         } else if constexpr (std::is_same_v<T, OperationFailed>) {
           write_with_cause(part, to.initOperationFailed()).setOperation(part.operation);
         } else if constexpr (std::is_same_v<T, SessionFailed>) {
@@ -258,24 +283,21 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setView(part.view);
           out.setRank(part.rank);
           out.setOperation(part.operation);
-        } else if constexpr (std::is_same_v<T, ObjectPart>) {
-          auto out = to.initObjectPart();
-          out.setView(part.view);
-          out.setRank(part.rank);
-          out.setName(text(part.name));
+        } else if constexpr (std::is_same_v<T, PutObject>) {
+          auto out = write_about_object(part, to.initPutObject());
           out.setTotal(part.total);
-          out.setOffset(part.offset);
           out.setData(capnp::Data::Reader(part.data.data(), part.data.size()));
-          out.setRemove(part.remove);
-          out.setPut(part.put);
-          out.setFetch(part.fetch);
           out.setDtype(part.dtype);
           out.setShape(kj::arrayPtr(part.shape.data(), part.shape.size()));
+        } else if constexpr (std::is_same_v<T, DeleteObject>) {
+          write_about_object(part, to.initDeleteObject());
+        } else if constexpr (std::is_same_v<T, FetchObject>) {
+          write_about_object(part, to.initFetchObject()).setOffset(part.offset);
         } else {
           static_assert(std::is_same_v<T, Goodbye>);
           auto out = write_with_cause(part, to.initGoodbye());
           out.setSteps(part.steps);
-          out.setFirstCallNotMade(part.first_call_not_made);
+          out.setDepartureCall(part.departure_call);
           out.setDigests(kj::arrayPtr(part.digests.data(), part.digests.size()));
         }
       },
@@ -430,12 +452,14 @@ size_t words_for(const Message& message) {
                     } else if constexpr (std::is_same_v<T, WatchReply>) {
                       return words_for(part.news);
                     } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||
-                                         std::is_same_v<T, OperationFailed> ||
+                                         std::is_same_v<T, ReportCut> || std::is_same_v<T, OperationFailed> ||
                                          std::is_same_v<T, SessionFailed>) {
                       return words_for(part.cause);
                     } else if constexpr (std::is_same_v<T, Goodbye>) {
                       return words_for(part.cause) + part.digests.size();
-                    } else if constexpr (std::is_same_v<T, ObjectPart>) {
+                    } else if constexpr (std::is_same_v<T, DeleteObject> || std::is_same_v<T, FetchObject>) {
+                      return words_of(part.name);
+                    } else if constexpr (std::is_same_v<T, PutObject>) {
                       return words_of(part.name) + (part.data.size() + 7) / 8 + part.shape.size();
                     } else {
                       return 0;

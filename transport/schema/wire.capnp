@@ -82,7 +82,7 @@ struct WatchReply {
   view @1 :UInt64;
   news @2 :Status;
   left @3 :Int32 = -1;
-  firstCallNotMade @4 :UInt64;
+  departureCall @4 :UInt64;
 }
 
 struct Renew {
@@ -94,10 +94,16 @@ struct Leave {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
   cause @2 :Status;
-  firstCallNotMade @3 :UInt64;
+  departureCall @3 :UInt64;
 }
 
 struct Report {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  cause @2 :Status;
+}
+
+struct ReportCut {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
   cause @2 :Status;
@@ -110,7 +116,7 @@ struct Goodbye {
   cause @2 :Status;
   steps @3 :UInt64;
   digests @4 :List(UInt64);
-  firstCallNotMade @5 :UInt64;
+  departureCall @5 :UInt64;
 }
 
 struct OperationFailed {
@@ -132,18 +138,30 @@ struct HasBegun {
   operation @2 :UInt64;
 }
 
-struct ObjectPart {
+struct PutObject {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
   name @2 :Text;
-  total @3 :UInt64;
-  offset @4 :UInt64;
+  put @3 :UInt64;
+  total @4 :UInt64;
   data @5 :Data;
-  remove @6 :Bool;
-  put @7 :UInt64;
-  dtype @8 :Int32 = -1;
-  shape @9 :List(Int64);
-  fetch @10 :Bool;
+  dtype @6 :Int32 = -1;
+  shape @7 :List(Int64);
+}
+
+struct DeleteObject {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  name @2 :Text;
+  put @3 :UInt64;
+}
+
+struct FetchObject {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  name @2 :Text;
+  put @3 :UInt64;
+  offset @4 :UInt64;
 }
 
 struct Message {
@@ -157,10 +175,13 @@ struct Message {
     leave @6 :Leave;
     report @7 :Report;
     operationFailed @8 :OperationFailed;
-    objectPart @9 :ObjectPart;
+    putObject @9 :PutObject;
     goodbye @10 :Goodbye;
     sessionFailed @11 :SessionFailed;
     hasBegun @12 :HasBegun;
+    reportCut @13 :ReportCut;
+    deleteObject @14 :DeleteObject;
+    fetchObject @15 :FetchObject;
   }
 }
 

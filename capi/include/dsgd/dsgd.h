@@ -95,7 +95,8 @@
  *                MISMATCH          the operation  on all workers; a step has changed nothing
  *                TIMEOUT           the operation  may still succeed on a worker that comes late
  *                                  the steps      if the operation is a step
- *                WORKER_LOST       the operation  if the worker has closed its session
+ *                WORKER_LOST       the operation  if the worker has closed its session and its data has
+ *                                                 arrived
  *                                  the session    otherwise
  *                VIEW_CHANGED      the operation  (not returned yet)
  *                DIVERGED, TORN    the steps
@@ -358,9 +359,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step).
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed.
  *               dsgd_abort ends the waiting.
- *   GPUs        The call waits at most 5 s for work enqueued on a GPU (0.1 s for each further GPU), then logs
- *               a warning: the GPU may still use the buffers, and dsgd frees its own memory when the GPU is
- *               done.
+ *   GPUs        The call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further GPU),
+ *               then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory when
+ *               the GPU is done.
  * Blocks: see Operations, Peers and GPUs. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 
@@ -371,8 +372,8 @@ DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_erro
  * frees an open session in a thread of its own, as those of the bindings do. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
-/* Calls dsgd_close(session, -1, NULL), then dsgd_session_free. NULL is fine. A process may exit() with open
- * sessions. They work until the library's own destructors run, which is after the program's atexit()
+/* Calls dsgd_close(session, -1, NULL), then dsgd_session_free, and returns what dsgd_close has returned. NULL
+ * is fine. A process may exit() with open sessions. They work until the library's own destructors run, which is after the program's atexit()
  * functions and static destructors; later calls return DSGD_ERR_CLOSED.
  * Blocks: as dsgd_close with timeout_ms -1. */
 DSGD_API int32_t dsgd_finalize(dsgd_session *session);
@@ -560,9 +561,8 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
  * Ownership: dsgd's. They live until both the session and the last dsgd_memory of them are freed, so they
  * outlive dsgd_close.
  * Threads: one thread at a time.
- * Blocks: on a GPU, up to a minute, while it is busy with work of the host.
- * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory within the
- * minute). */
+ * Blocks: on a GPU, up to `step_timeout`, while it is busy with work of the host.
+ * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
 
@@ -712,7 +712,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                anything changes, if the departed worker owns a part of the parameters (rank 0 under
  *                "simple"; "ps" and registered strategies as they place ranges), or if NCCL reduces GPU
  *                gradients. A registered algorithm must give schedules for the smaller number of workers; if
- *                it fails, the step fails.
+ *                it fails, the step fails. If data that the departed worker sent for an earlier step is lost,
+ *                the session fails on all workers with DSGD_ERR_WORKER_LOST and its rank.
  *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
  *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
  *                step, so that a difference that lasts is found within 64 steps. The step with all_done = 1
@@ -962,8 +963,10 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * alone, and worker r of W takes every W-th index from the r-th on.
  *
  * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
- * The split may change with the view; in version 1.0 the view does not change. A shard may outlive its
- * session, and then keeps the last split.
+ * The split may change with the view; in version 1.0 the view does not change. A step that commits consumes
+ * the indices that dsgd_shard_next has returned since the step that committed before it: after a change of
+ * the view, indices that no committed step has consumed are returned again. A shard may outlive its session,
+ * and then keeps the last split.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 

@@ -71,10 +71,12 @@ class Victim final : public SessionEvents, public transport::AcceptHandler {
   }
   transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
-  void on_peer_unreachable(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
-  void on_peer_left(int32_t rank) override { left.push_back(rank); }
-  void on_object(transport::ObjectPart part, transport::Responder respond) override {
-    objects.push_back(part.name);
+  void on_peer_unreachable(int32_t rank, const Status& why, const Status&) override {
+    failures.emplace_back(rank, why);
+  }
+  void on_peer_departed(int32_t rank) override { left.push_back(rank); }
+  void on_object(transport::Message message, transport::Responder respond) override {
+    objects.push_back(std::get<transport::PutObject>(message).name);
     respond(transport::Message(transport::Empty{}));
   }
   transport::Loop& loop() { return network_->loop(); }
@@ -310,10 +312,10 @@ TEST_F(HostilePeer, AttemptsThatAWorkerGivesUpDoNotHarmTheConnectionThatItUses) 
 }
 
 // As when the attempt was accepted and given up in a cut, in which the worker left.
-TEST_F(HostilePeer, WhoHasLeftWithoutUsingItsConnectionIsNoLoss) {
+TEST_F(HostilePeer, ADepartureWithAnUnusedConnectionIsNoLoss) {
   open();
   connect();
-  victim->loop().post([this] { victim->mesh->peers.told_left(1, 0); });
+  victim->loop().post([this] { victim->mesh->peers.note_departure(1, 0); });
   world.run_for(1s);
   attacker->channel.reset();
   world.run_for(60s);
@@ -546,8 +548,8 @@ TEST_F(HostilePeer, FailuresWithoutCauseOrFromNobodyAreIgnoredAndForeignObjectsR
       {transport::HasBegun{2, 1, kFirst}, true},
       {transport::HasBegun{1, 7, kFirst}, true},
       {transport::HasBegun{1, 1, operation_number(9, 0)}, false},
-      {transport::ObjectPart{2, 1, "x", 1, 0, {1}}, false},
-      {transport::ObjectPart{1, 7, "x", 1, 0, {1}}, false},
+      {transport::PutObject{2, 1, "x", 0, 1, {1}}, false},
+      {transport::DeleteObject{1, 7, "x", 0}, false},
       {transport::JoinRequest{}, false}};
   size_t answered = 0;
   for (const auto& [message, accepted] : messages) {
@@ -574,9 +576,9 @@ TEST_F(HostilePeer, ObjectsAreHandledOnceTheViewIsKnownAndForeignOnesRefused) {
       ++answered;
     });
   };
-  call(transport::ObjectPart{1, 1, "first", 1, 0, {1}}, true);
-  call(transport::ObjectPart{2, 1, "of another view", 1, 0, {1}}, false);
-  call(transport::ObjectPart{1, 1, "second", 1, 0, {1}}, true);
+  call(transport::PutObject{1, 1, "first", 0, 1, {1}}, true);
+  call(transport::FetchObject{2, 1, "of another view", 0, 0}, false);
+  call(transport::PutObject{1, 1, "second", 0, 1, {1}}, true);
   call(transport::JoinRequest{}, false);  // it is answered at once
   run_until([&] { return answered == 1; });
   EXPECT_TRUE(victim->objects.empty());
@@ -586,11 +588,11 @@ TEST_F(HostilePeer, ObjectsAreHandledOnceTheViewIsKnownAndForeignOnesRefused) {
 }
 
 // The head has heard that it leaves; then its machine died, with what it had sent to us.
-TEST_F(HostilePeer, WhoHasLeftIsWaitedForTwoLeases) {
+TEST_F(HostilePeer, ADepartedPeerIsAwaitedForTwoLeases) {
   open();
   connect();
   begin("exchange", kFirst);
-  victim->loop().post([this] { victim->mesh->peers.told_left(1, 0); });
+  victim->loop().post([this] { victim->mesh->peers.note_departure(1, 0); });
   world.run_for(19s);
   EXPECT_TRUE(victim->left.empty());
   world.run_for(2s);
@@ -598,11 +600,11 @@ TEST_F(HostilePeer, WhoHasLeftIsWaitedForTwoLeases) {
   EXPECT_EQ(victim->left, std::vector<int32_t>{1});
 }
 
-TEST_F(HostilePeer, WhoHasLeftAndSaysGoodbyeIsNoLoss) {
+TEST_F(HostilePeer, AGoodbyeAfterTheHeadsNewsIsNoLoss) {
   open();
   connect();
   begin("exchange", kFirst);
-  victim->loop().post([this] { victim->mesh->peers.told_left(1, 0); });
+  victim->loop().post([this] { victim->mesh->peers.note_departure(1, 0); });
   world.run_for(9s);
   attacker->send(header, std::vector<std::byte>(16), false);
   attacker->call(transport::Goodbye{1, 1, {}}, [](const auto&) {});

@@ -97,16 +97,15 @@ TEST_F(AdmissionTest, RefusalsAreLoggedOnceAndThenCountedByCause) {
   logged_.clear();
 
   loop_.advance(11s);
-  EXPECT_THAT(logged_,
-              testing::UnorderedElementsAre(
-                  "999 further connections were refused in the last 10 s because their token is wrong",
-                  "1 further connection was refused in the last 10 s because they want another job"));
+  EXPECT_THAT(logged_, testing::UnorderedElementsAre(
+                           "further connections refused in the last 10 s because their token is wrong: 999",
+                           "further connections refused in the last 10 s because they want another job: 1"));
   logged_.clear();
   (void)admission.on_wrong_token(stranger, "10.0.0.7:99");  // it goes on: still only counted
   EXPECT_TRUE(logged_.empty());
   loop_.advance(10s);
   EXPECT_EQ(logged_, std::vector<std::string>{
-                         "1 further connection was refused in the last 10 s because their token is wrong"});
+                         "further connections refused in the last 10 s because their token is wrong: 1"});
   logged_.clear();
   loop_.advance(20s);  // quiet, so the next one is news
   EXPECT_TRUE(logged_.empty());

@@ -384,8 +384,8 @@ TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
     EXPECT_THAT(
         news(i).message(),
         HasSubstr(
-            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat from 10.0.0.9:4711 for "
-            "10.0 s (lease)"));
+            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease); it had "
+            "joined from 10.0.0.9:4711"));
   }
   EXPECT_EQ(renew(2).status().rank(), 2);
   EXPECT_TRUE(renew(0).ok());
@@ -439,8 +439,8 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
     begin(c.head_rank);
     for (const auto& [from, to] : c.pairs) {
       EXPECT_TRUE(
-          call(at(from).control, transport::Report{static_cast<int32_t>(from), 1,
-                                                   Status(Code::kWorkerLost, "no answer from b:2"), to})
+          call(at(from).control, transport::ReportCut{static_cast<int32_t>(from), 1,
+                                                      Status(Code::kWorkerLost, "no answer from b:2"), to})
               .ok());
       EXPECT_FALSE(at(0).watch.given()) << "others may say so, too";
     }
@@ -462,14 +462,14 @@ TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
 }
 
 // Its pair still shows which of the others is cut off.
-TEST_F(HeadTest, AWorkerThatHasLeftIsInNoCutButCounts) {
+TEST_F(HeadTest, APairWithADepartedWorkerCountsButIsNotNamed) {
   for (const bool another_cut : {true, false}) {
     remotes_.clear();
     head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}}, nullptr);
     begin();
     const auto cut = [this](int32_t from, int32_t to) {
       const Status why(Code::kWorkerLost, "no answer from b:2");
-      EXPECT_TRUE(call(at(static_cast<size_t>(from)).control, transport::Report{from, 1, why, to}).ok());
+      EXPECT_TRUE(call(at(static_cast<size_t>(from)).control, transport::ReportCut{from, 1, why, to}).ok());
     };
     cut(0, 2);
     if (another_cut) cut(0, 1);
@@ -779,13 +779,23 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
       {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
        Code::kInvalidArgument, "rank 0"},
       {"report without cause", &w1.control, transport::Report{1, 1, {}}, Code::kInvalidArgument, "no cause"},
+      {"cut from no rank", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), -1},
+       Code::kInvalidArgument, "rank -1"},
+      {"cut from itself", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 1},
+       Code::kInvalidArgument, "rank 1"},
+      {"cut beyond the ranks", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 3},
+       Code::kInvalidArgument, "rank 3"},
+      {"cut without cause", &w1.control, transport::ReportCut{1, 1, {}, 0}, Code::kInvalidArgument,
+       "a cause"},
+      {"cut from nobody", &impostor, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 0}, Code::kState,
+       "join first"},
       {"report from nobody", &impostor, transport::Report{1, 1, Status(Code::kIo, "x")}, Code::kState,
        "join first"},
       {"leave from nobody", &impostor, transport::Leave{1, 1, {}}, Code::kState, "join first"},
       {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "view 7"},
       {"watch of the future", &w1.control, transport::Watch{5}, Code::kInvalidArgument, "after 5"},
       {"watch from nobody", &impostor, transport::Watch{0}, Code::kState, "join first"},
-      {"not for heads", &w1.control, transport::ObjectPart{}, Code::kInvalidArgument, "do not take"},
+      {"not for heads", &w1.control, transport::PutObject{}, Code::kInvalidArgument, "do not take"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);

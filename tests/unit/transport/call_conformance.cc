@@ -183,16 +183,16 @@ TEST_P(Conformance, ADeadlineThatHasPassedEndsTheCallFromTheLoop) {
 TEST_P(Conformance, ALargeObjectTravelsInOneCall) {
   std::vector<uint8_t> received;
   recorder_.answer = [&](ServerChannel&, Message request, Responder respond) {
-    received = std::get<ObjectPart>(request).data;
+    received = std::get<PutObject>(request).data;
     respond(Message(Empty{}));
   };
   auto client = dial();
-  ObjectPart part;
-  part.name = "vocabulary";
-  part.total = 1 << 21;
-  for (int i = 0; i < (1 << 20) + 3; ++i) part.data.push_back(static_cast<uint8_t>(i * 7 >> 3));
-  EXPECT_TRUE(call(*client, part).ok());
-  on(*serving_, [&] { EXPECT_EQ(received, part.data); });
+  PutObject put;
+  put.name = "vocabulary";
+  put.total = 1 << 21;
+  for (int i = 0; i < (1 << 20) + 3; ++i) put.data.push_back(static_cast<uint8_t>(i * 7 >> 3));
+  EXPECT_TRUE(call(*client, put).ok());
+  on(*serving_, [&] { EXPECT_EQ(received, put.data); });
 }
 
 TEST_P(Conformance, AnAnswerAfterTheCloseIsHarmless) {

@@ -34,21 +34,22 @@ MemberInfo member(int32_t rank) {
 // One of each kind, every field different from its default.
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
-  return {
-      Empty{},
-      JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-      JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
-      Watch{kBig},
-      WatchReply{7, kBig, detailed(), 3, kBig - 6},
-      Renew{5, kBig},
-      Leave{5, kBig, detailed(), kBig - 7},
-      Report{6, kBig, detailed(), 7},
-      OperationFailed{kBig, 7, kBig - 1, detailed()},
-      ObjectPart{
-          kBig, 8, "vocabulary", kBig - 2, kBig - 3, {0, 1, 255, 0, 7}, true, kBig - 5, 6, {3, 0, -7}, true},
-      Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4},
-      SessionFailed{kBig, 10, detailed()},
-      HasBegun{kBig, 11, kBig - 1}};
+  return {Empty{},
+          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
+          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
+          Watch{kBig},
+          WatchReply{7, kBig, detailed(), 3, kBig - 6},
+          Renew{5, kBig},
+          Leave{5, kBig, detailed(), kBig - 7},
+          Report{6, kBig, detailed()},
+          OperationFailed{kBig, 7, kBig - 1, detailed()},
+          PutObject{kBig, 8, "vocabulary", kBig - 5, kBig - 2, {0, 1, 255, 0, 7}, 6, {3, 0, -7}},
+          DeleteObject{kBig, 13, "vocabulary", kBig - 8},
+          FetchObject{kBig, 14, "vocabulary", kBig - 9, kBig - 3},
+          Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4},
+          SessionFailed{kBig, 10, detailed()},
+          HasBegun{kBig, 11, kBig - 1},
+          ReportCut{12, kBig, detailed(), 7}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -74,19 +75,22 @@ bool same(const JoinReply& a, const JoinReply& b) {
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left &&
-         a.first_call_not_made == b.first_call_not_made;
+         a.departure_call == b.departure_call;
 }
 bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
 bool same(const Leave& a, const Leave& b) {
   return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) &&
-         a.first_call_not_made == b.first_call_not_made;
+         a.departure_call == b.departure_call;
 }
 bool same(const Report& a, const Report& b) {
-  return a.peer == b.peer && a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
+}
+bool same(const ReportCut& a, const ReportCut& b) {
+  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.peer == b.peer;
 }
 bool same(const Goodbye& a, const Goodbye& b) {
   return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps &&
-         a.digests == b.digests && a.first_call_not_made == b.first_call_not_made;
+         a.digests == b.digests && a.departure_call == b.departure_call;
 }
 bool same(const OperationFailed& a, const OperationFailed& b) {
   return a.view == b.view && a.rank == b.rank && a.operation == b.operation && same(a.cause, b.cause);
@@ -97,10 +101,15 @@ bool same(const SessionFailed& a, const SessionFailed& b) {
 bool same(const HasBegun& a, const HasBegun& b) {
   return a.view == b.view && a.rank == b.rank && a.operation == b.operation;
 }
-bool same(const ObjectPart& a, const ObjectPart& b) {
-  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.total == b.total &&
-         a.offset == b.offset && a.data == b.data && a.remove == b.remove && a.put == b.put &&
-         a.dtype == b.dtype && a.shape == b.shape && a.fetch == b.fetch;
+bool same(const PutObject& a, const PutObject& b) {
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put && a.total == b.total &&
+         a.data == b.data && a.dtype == b.dtype && a.shape == b.shape;
+}
+bool same(const DeleteObject& a, const DeleteObject& b) {
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put;
+}
+bool same(const FetchObject& a, const FetchObject& b) {
+  return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put && a.offset == b.offset;
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
@@ -197,9 +206,9 @@ TEST(Codec, MessagesKeepAllFields) {
 }
 
 TEST(Codec, DefaultsSurviveToo) {
-  for (const Message& message :
-       std::vector<Message>{JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{},
-                            OperationFailed{}, ObjectPart{}, Goodbye{}, SessionFailed{}, HasBegun{}}) {
+  for (const Message& message : std::vector<Message>{
+           JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{}, OperationFailed{},
+           PutObject{}, DeleteObject{}, FetchObject{}, Goodbye{}, SessionFailed{}, HasBegun{}, ReportCut{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
@@ -435,10 +444,10 @@ TEST(Codec, WhatExceedsALimitIsNamed) {
   many.member.addresses.assign(kMaxAddresses + 1, "10.0.0.1:1");
   EXPECT_FALSE(decode_message(encode(many)).ok());
 
-  ObjectPart large;
-  large.data.resize(kMaxObjectPartBytes + 1);
+  PutObject large;
+  large.data.resize(kMaxInlineObjectBytes + 1);
   EXPECT_FALSE(decode_message(encode(large)).ok());
-  large.data.resize(kMaxObjectPartBytes);
+  large.data.resize(kMaxInlineObjectBytes);
   EXPECT_TRUE(decode_message(encode(large)).ok());
   large.shape.resize(kMaxObjectDimensions);
   EXPECT_TRUE(decode_message(encode(large)).ok());

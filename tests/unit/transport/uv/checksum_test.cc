@@ -36,9 +36,9 @@ class ChecksumTest : public NetworkTest {
     door.handler = &server_side;
     CopySink place(kSpan, CopySink::Mode::kPlace), pieces(kSpan, CopySink::Mode::kPieces);
     server_side.call = [&](ServerChannel&, Message request, Responder respond) {
-      auto* part = std::get_if<ObjectPart>(&request);
+      auto* put = std::get_if<PutObject>(&request);
       outcome.delivered_as_sent =
-          outcome.delivered_as_sent && part && part->name == "name" && part->data == object_;
+          outcome.delivered_as_sent && put && put->name == "name" && put->data == object_;
       respond(std::move(request));
     };
     server_side.bulk = [&](ServerChannel&, const BulkHeader& header, size_t) -> BulkSink* {
@@ -83,12 +83,12 @@ class ChecksumTest : public NetworkTest {
   }
 
   Status talk() {
-    ObjectPart part;
-    part.name = "name";
-    part.data = object_;
-    auto echoed = call(*client, *channel, part);
+    PutObject put;
+    put.name = "name";
+    put.data = object_;
+    auto echoed = call(*client, *channel, put);
     if (!echoed.ok()) return echoed.status();
-    const auto* back = std::get_if<ObjectPart>(&echoed.value());
+    const auto* back = std::get_if<PutObject>(&echoed.value());
     if (!back || back->name != "name" || back->data != object_)
       return Status(Code::kInternal, "the answer was changed");
     BulkHeader header;

@@ -215,18 +215,18 @@ TEST_F(ConnectionTest, ALargeMessageTravelsWhole) {
   start();
   size_t seen = 0;
   handler.call = [&](ServerChannel&, Message request, Responder respond) {
-    seen = std::get<ObjectPart>(request).data.size();
+    seen = std::get<PutObject>(request).data.size();
     respond(std::move(request));
   };
   connect();
-  ObjectPart part;
-  part.name = "blob";
-  part.data.resize(5 << 20);
-  for (size_t i = 0; i < part.data.size(); ++i) part.data[i] = static_cast<uint8_t>(i * 31);
-  auto reply = call(*client, *channel, part);
+  PutObject put;
+  put.name = "blob";
+  put.data.resize(5 << 20);
+  for (size_t i = 0; i < put.data.size(); ++i) put.data[i] = static_cast<uint8_t>(i * 31);
+  auto reply = call(*client, *channel, put);
   ASSERT_TRUE(reply.ok()) << reply.status().message();
-  EXPECT_EQ(seen, part.data.size());
-  EXPECT_EQ(std::get<ObjectPart>(reply.value()).data, part.data);
+  EXPECT_EQ(seen, put.data.size());
+  EXPECT_EQ(std::get<PutObject>(reply.value()).data, put.data);
 }
 
 TEST_F(ConnectionTest, AConnectionMayLiveOnAnotherNetworkThanItsListener) {

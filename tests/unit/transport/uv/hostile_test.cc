@@ -284,9 +284,9 @@ TEST_F(HostileTest, AControlConnectionTakesNoLargeFrame) {
     options.hello.role = role;
     auto dialled = dial(*client, listener->address(), options);
     ASSERT_TRUE(dialled.ok()) << dialled.status().message();
-    ObjectPart part;
-    part.data.resize(1 << 20);
-    EXPECT_EQ(call(*client, *dialled.value(), part).ok(), served) << static_cast<int>(role);
+    PutObject put;
+    put.data.resize(1 << 20);
+    EXPECT_EQ(call(*client, *dialled.value(), put).ok(), served) << static_cast<int>(role);
     on(*client, [&] { dialled.value().reset(); });
   }
   still_works();

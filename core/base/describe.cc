@@ -1,0 +1,37 @@
+#include "core/base/describe.h"
+
+#include <cstdio>
+
+#include "core/base/address.h"
+
+namespace dsgd {
+
+std::string describe_duration(transport::Duration duration) {
+  char text[48];
+  const double seconds = std::chrono::duration<double>(duration).count();
+  if (seconds >= 1.0) {
+    std::snprintf(text, sizeof text, "%.1f s", seconds);
+  } else {
+    std::snprintf(text, sizeof text, "%.0f ms", seconds * 1e3);
+  }
+  return text;
+}
+
+std::string describe_candidate(const transport::MemberInfo& member) {
+  return "'" + member.worker_id + "' (host " + member.host + ", pid " + std::to_string(member.pid) + ")";
+}
+
+std::string describe_member(const transport::MemberInfo& member) {
+  return "rank " + std::to_string(member.rank) + " (worker '" + member.worker_id + "' on host " +
+         member.host + ", pid " + std::to_string(member.pid) + ")";
+}
+
+const char* possible_cut(const transport::MemberInfo& member) {
+  const bool loopback = !member.addresses.empty() && is_loopback(member.addresses.front());
+  return loopback
+             ? "the two run in different containers, where a loopback address of one does not lead to the "
+               "other; in that case set `interface` or `listen` to a network that both share"
+             : "a firewall is between them";
+}
+
+}  // namespace dsgd
