@@ -8,6 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.jar.JarFile;
 
 /** Uses nothing but a bundled jar: takes a step, and looks at which libraries that loaded. */
 public final class JarCheck {
@@ -46,6 +47,12 @@ public final class JarCheck {
             new String(text.readAllBytes(), StandardCharsets.UTF_8).contains(license[1]),
             license[0] + " does not name " + license[1]);
       }
+    }
+    Path jar = Path.of(Session.class.getProtectionDomain().getCodeSource().getLocation().toURI());
+    try (JarFile file = new JarFile(jar.toFile())) {
+      check(file.isMultiRelease(), "the jar is not multi-release");
+      String segments = "META-INF/versions/22/io/dsgd/Segments.class";
+      check(file.getEntry(segments) != null, "the jar has no " + segments);
     }
     System.out.println("dsgd " + Dsgd.versionString() + " works from the jar alone");
   }

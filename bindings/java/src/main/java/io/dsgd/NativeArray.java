@@ -18,7 +18,7 @@ public final class NativeArray {
   final boolean writable;
   private final Object owner;
 
-  private NativeArray(long address, long nbytes, DType type, boolean writable, Object owner) {
+  NativeArray(long address, long nbytes, DType type, boolean writable, Object owner) {
     if (type == null) {
       throw DsgdException.invalid("the type of the array is null; pass one of DType");
     }
@@ -63,16 +63,10 @@ public final class NativeArray {
    * arena is closed; a step cannot, and crashes the JVM.
    *
    * @param segment a MemorySegment; the type is Object because this class runs on Java 17, too
+   * @throws UnsupportedOperationException before Java 22
    */
   public static NativeArray ofSegment(Object segment, DType type) {
-    Segments.requireNative(segment);
-    Segments.requireAlive(segment, "the memory");
-    return new NativeArray(
-        Segments.address(segment),
-        Segments.byteSize(segment),
-        type,
-        !Segments.isReadOnly(segment),
-        segment);
+    return Segments.array(segment, type);
   }
 
   /**
@@ -165,6 +159,8 @@ public final class NativeArray {
    * A {@code java.lang.foreign.MemorySegment} over the array, to be cast; it keeps the array
    * reachable. Needs Java 22, and {@code --enable-native-access} for the module or the class path
    * that dsgd is on.
+   *
+   * @throws UnsupportedOperationException before Java 22
    */
   public Object segment() {
     return Segments.over(this, address, nbytes, !writable);

@@ -1,44 +1,50 @@
 package io.dsgd;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeFalse;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
-import java.lang.reflect.InvocationTargetException;
+import java.io.File;
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.jar.JarFile;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
-/** MemorySegments, by reflection, since the tests are built for Java 17 as dsgd.jar is. */
+/** MemorySegments. Signatures and lambdas here use Object: JUnit reads this class on Java 17, too. */
 class SegmentsTest {
   private static boolean areThere() {
     return Runtime.version().feature() >= 22;
   }
 
-  private static Object call(String type, String name, Object target, Object... arguments)
-      throws Exception {
-    Class<?>[] types = new Class<?>[arguments.length];
-    for (int i = 0; i < types.length; i++) {
-      types[i] = arguments[i] instanceof Long ? long.class : arguments[i].getClass();
-    }
-    try {
-      return Class.forName("java.lang.foreign." + type).getMethod(name, types).invoke(target, arguments);
-    } catch (InvocationTargetException e) {
-      throw (Exception) e.getCause();
-    }
+  private static Object allocated(long nbytes) {
+    return Arena.ofAuto().allocate(nbytes, 8);
   }
 
-  private static Object allocated(long nbytes) throws Exception {
-    return call("Arena", "allocate", call("Arena", "ofAuto", null), nbytes, 8L);
+  @Test
+  void theJarHoldsAClassForJava22() throws Exception {
+    File jar = new File(NativeArray.class.getProtectionDomain().getCodeSource().getLocation().toURI());
+    try (JarFile asJava22 = new JarFile(jar, true, JarFile.OPEN_READ, Runtime.Version.parse("22"))) {
+      assertTrue(asJava22.isMultiRelease(), jar + " is not multi-release");
+      assertEquals(
+          "META-INF/versions/22/io/dsgd/Segments.class",
+          asJava22.getJarEntry("io/dsgd/Segments.class").getRealName());
+      assertTrue(asJava22.stream().noneMatch(entry -> entry.getName().contains("java/lang/")));
+    }
   }
 
   @Test
   void segmentsNeedJava22() throws Exception {
     assumeFalse(areThere());
-    DsgdException e = Fails.with(Status.UNSUPPORTED, () -> NativeArray.ofSegment("", DType.INT8));
-    assertTrue(e.getMessage().contains("run Java 22 or later"), e.getMessage());
-    Fails.with(Status.UNSUPPORTED, () -> NativeArray.at(8, 8, DType.INT64, null).segment());
+    NativeArray array = NativeArray.at(8, 8, DType.INT64, null);
+    for (Executable call :
+        new Executable[] {() -> NativeArray.ofSegment("", DType.INT8), array::segment}) {
+      String message = assertThrows(UnsupportedOperationException.class, call).getMessage();
+      assertTrue(message.contains("run Java 22 or later"), message);
+    }
   }
 
   @Test
@@ -48,7 +54,7 @@ class SegmentsTest {
       Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
       Object values = allocated(8);
       NativeArray value = NativeArray.ofSegment(values, DType.FLOAT32);
-      assertEquals(call("MemorySegment", "address", values), value.address());
+      assertEquals(((MemorySegment) values).address(), value.address());
       NativeArray gradient = NativeArray.ofSegment(allocated(8), DType.FLOAT32);
       value.buffer().putFloat(4, 2);
       gradient.buffer().putFloat(4, 1);
@@ -66,10 +72,10 @@ class SegmentsTest {
     try (Session session = Job.alone()) {
       Parameter table = session.addUntrained("table", DType.UINT8, (1L << 31) + 8);
       Object segment = session.addReplica().alloc(table).valueArray().segment();
-      assertEquals((1L << 31) + 8, call("MemorySegment", "byteSize", segment));
+      assertEquals((1L << 31) + 8, ((MemorySegment) segment).byteSize());
       session.putObject("object", NativeArray.ofSegment(allocated(8), DType.INT64));
       Object readOnly = session.getObject("object").array().segment();
-      assertTrue((boolean) call("MemorySegment", "isReadOnly", readOnly));
+      assertTrue(((MemorySegment) readOnly).isReadOnly());
       NativeArray array = NativeArray.ofSegment(readOnly, DType.INT64);
       Fails.with(Status.INVALID_ARGUMENT, () -> session.broadcast(array, 0));
     }
@@ -84,7 +90,7 @@ class SegmentsTest {
         NativeArray.ofC(memory.address(), 8, DType.INT64, true, frees::incrementAndGet).segment();
     Collector.collectAll();
     assertEquals(0, frees.get());
-    assertEquals(8L, call("MemorySegment", "byteSize", segment));
+    assertEquals(8L, ((MemorySegment) segment).byteSize());
     segment = null;
     Collector.collectUntil(() -> frees.get() == 1);
   }
@@ -92,15 +98,15 @@ class SegmentsTest {
   @Test
   void segmentsOfClosedArenasAreRefused() throws Exception {
     assumeTrue(areThere());
-    Object arena = call("Arena", "ofShared", null);
-    Object segment = call("Arena", "allocate", arena, 8L, 8L);
+    Arena arena = Arena.ofShared();
+    Object segment = arena.allocate(8, 8);
     try (Session session = Job.alone()) {
       Parameter count = session.addUntrained("count", DType.INT64, 1);
       Replica replica = session.addReplica();
       NativeArray array = NativeArray.ofSegment(segment, DType.INT64);
       NativeArray slice = array.slice(0, 1);
       session.broadcast(slice, 0);
-      call("Arena", "close", arena);
+      arena.close();
       for (DsgdException e :
           new DsgdException[] {
             Fails.with(
@@ -118,8 +124,7 @@ class SegmentsTest {
   @Test
   void onlySegmentsAreAccepted() throws Exception {
     assumeTrue(areThere());
-    Object heap = call("MemorySegment", "ofArray", null, new byte[8]);
-    assertFalse((boolean) call("MemorySegment", "isNative", heap));
+    Object heap = MemorySegment.ofArray(new byte[8]);
     for (Object bad : new Object[] {null, "text", heap}) {
       DsgdException e =
           Fails.with(Status.INVALID_ARGUMENT, () -> NativeArray.ofSegment(bad, DType.INT8));
