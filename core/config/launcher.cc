@@ -70,10 +70,10 @@ void read_slurm(const Variables& variables, const std::string&, Launch* launch) 
   launch->port = derived_port(launch->job);
 }
 
-// Its environment has no name for the job, so the pid of Hydra's proxy names it. All processes of a host have
-// the same proxy.
-void read_mpich(const Variables&, const std::string& launcher_process, Launch* launch) {
-  launch->job = "mpich." + launcher_process;
+// Its environment has no name for the job, so the pid or the address of Hydra's proxy names it. All processes
+// of a host have the same proxy.
+void read_mpich(const Variables& variables, const std::string& launcher_process, Launch* launch) {
+  launch->job = "mpich." + (has(variables, "PMI_FD") ? launcher_process : text(variables, "PMI_PORT"));
   launch->port = derived_port(launch->job);
 }
 
@@ -106,6 +106,14 @@ constexpr Known kKnown[] = {
      read_open_mpi},
     {"MPICH",
      {"PMI_RANK", "PMI_SIZE", "PMI_FD"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     nullptr,
+     read_mpich},
+    // With -pmi-port the processes get the proxy's address instead of a descriptor.
+    {"MPICH",
+     {"PMI_RANK", "PMI_SIZE", "PMI_PORT"},
      "PMI_RANK",
      "PMI_SIZE",
      "MPI_LOCALNRANKS",
@@ -204,6 +212,10 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     launch.size = size.value();
     known.read(variables, launcher_process, &launch);
     if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
+    if (launch.host.empty() && launch.no_host.empty() && known.on_host && !has(variables, known.on_host))
+      launch.no_host = std::string(known.on_host) +
+                       " is not set, and no variable names the host of rank 0: set " + known.on_host + "=" +
+                       std::to_string(launch.size) + " if all run on one host";
     if (launch.host.find(':') != std::string::npos && launch.host[0] != '[')
       launch.host = "[" + launch.host + "]";
     return std::optional(std::move(launch));
