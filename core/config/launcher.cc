@@ -16,6 +16,11 @@ std::string text(const Variables& variables, std::string_view name) {
   return found == variables.end() ? "" : found->second;
 }
 
+// "RANK=3"
+std::string evidence(std::string_view name, const Variables& variables) {
+  return std::string(name) + "=" + text(variables, name);
+}
+
 std::optional<int64_t> number(const Variables& variables, std::string_view name) {
   return parse_integer(text(variables, name));
 }
@@ -129,31 +134,55 @@ constexpr Known kKnown[] = {
      read_slurm},
 };
 
-// A variable that shows, from a least value on, that a launcher has started several processes, unless another
-// variable is set.
+// The meaning of a variable of a launcher that dsgd does not understand.
+enum class Meaning {
+  kSize,        // number of processes or pods
+  kAllocation,  // number of processes that may be started; a script that runs once has it, too
+  kRank,        // rank of this process; 0: it may be the only one
+  kPod          // index of this pod; 0: most likely it is the only one
+};
+
 struct Unknown {
   const char *name, *variable;
-  int64_t least;
-  const char* unless = nullptr;
+  Meaning meaning;
+  const char* unless = nullptr;  // another variable that tells more
 };
 
 constexpr Unknown kUnknown[] = {
-    {"horovodrun", "HOROVOD_SIZE", 2},
-    {"Open MPI", "OMPI_COMM_WORLD_SIZE", 2},
-    {"MVAPICH2", "MV2_COMM_WORLD_SIZE", 2},
-    {"Flux", "FLUX_JOB_SIZE", 2},
-    {"jsrun", "JSM_NAMESPACE_SIZE", 2},
-    {"PALS", "PALS_RANKID", 1},
-    {"PMI", "PMI_SIZE", 2},
-    {"PMIx", "PMIX_RANK", 1},
-    {"Slurm", "SLURM_NTASKS", 2, "SLURM_STEP_ID"},  // a step has a number of its own, which is known
-    {"JAX", "JAX_NUM_PROCESSES", 2},
-    {"DMLC", "DMLC_NUM_WORKER", 2},
-    {"LeaderWorkerSet", "LWS_GROUP_SIZE", 2},
-    {"Kubeflow", "PET_NNODES", 2},
-    {"PyTorch", "WORLD_SIZE", 2},
-    {"Kubernetes", "JOB_COMPLETION_INDEX", 1},
+    {"horovodrun", "HOROVOD_SIZE", Meaning::kSize},
+    {"Open MPI", "OMPI_COMM_WORLD_SIZE", Meaning::kSize},
+    {"MVAPICH2", "MV2_COMM_WORLD_SIZE", Meaning::kSize},
+    {"Flux", "FLUX_JOB_SIZE", Meaning::kSize},
+    {"jsrun", "JSM_NAMESPACE_SIZE", Meaning::kSize},
+    {"PALS", "PALS_RANKID", Meaning::kRank},
+    {"PMI", "PMI_SIZE", Meaning::kSize},
+    {"PMIx", "PMIX_RANK", Meaning::kRank},
+    {"Slurm", "SLURM_NTASKS", Meaning::kAllocation, "SLURM_STEP_ID"},  // a step has a number of its own
+    {"JAX", "JAX_NUM_PROCESSES", Meaning::kSize},
+    {"DMLC", "DMLC_NUM_WORKER", Meaning::kSize},
+    {"LeaderWorkerSet", "LWS_GROUP_SIZE", Meaning::kSize},
+    {"Kubeflow", "PET_NNODES", Meaning::kSize},
+    {"PyTorch", "WORLD_SIZE", Meaning::kSize},
+    {"Kubernetes", "JOB_COMPLETION_INDEX", Meaning::kPod},
 };
+
+bool is_size(Meaning meaning) { return meaning == Meaning::kSize || meaning == Meaning::kAllocation; }
+
+// Returns whether the variable shows that there are several processes.
+bool shows_several(const Unknown& unknown, const Variables& variables) {
+  if (unknown.unless && has(variables, unknown.unless)) return false;
+  return number(variables, unknown.variable).value_or(0) >= (is_size(unknown.meaning) ? 2 : 1);
+}
+
+// Returns whether any launcher, known or not, tells how many processes there are.
+bool size_is_told(const Variables& variables) {
+  const auto is_number = [&](const char* variable) { return number(variables, variable).has_value(); };
+  return std::any_of(std::begin(kKnown), std::end(kKnown),
+                     [&](const Known& known) { return is_number(known.size); }) ||
+         std::any_of(std::begin(kUnknown), std::end(kUnknown), [&](const Unknown& unknown) {
+           return is_size(unknown.meaning) && is_number(unknown.variable);
+         });
+}
 
 bool started_by(const Known& known, const Variables& variables) {
   // These names are common.
@@ -224,13 +253,21 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
 }
 
 std::string unknown_launcher_warning(const Variables& variables) {
+  const std::string remedy =
+      "; set DSGD_HEAD, DSGD_NUM_WORKERS and DSGD_RANK, or launcher=none if that is intended";
   for (const Unknown& unknown : kUnknown) {
-    const auto value = number(variables, unknown.variable);
-    if (!value || *value < unknown.least || (unknown.unless && has(variables, unknown.unless))) continue;
-    return std::string(unknown.name) + " seems to have started several processes (" + unknown.variable + "=" +
-           std::to_string(*value) +
-           "), but its environment is not understood, so this worker trains alone; set DSGD_HEAD, "
-           "DSGD_NUM_WORKERS and DSGD_RANK, or launcher=none if that is intended";
+    if (shows_several(unknown, variables))
+      return std::string(unknown.name) + " seems to have started several processes (" +
+             evidence(unknown.variable, variables) +
+             "), but its environment is not understood, so this worker trains alone" + remedy;
+  }
+  if (size_is_told(variables)) return "";
+  for (const Unknown& unknown : kUnknown) {
+    if (unknown.meaning == Meaning::kRank && number(variables, unknown.variable) == 0)
+      return std::string(unknown.name) + " has started this process (" +
+             evidence(unknown.variable, variables) +
+             "), and no variable tells how many there are: if it has started others, each trains alone" +
+             remedy;
   }
   return "";
 }

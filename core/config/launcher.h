@@ -31,7 +31,8 @@ struct Launch {
 // is not known.
 Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process);
 
-// A warning if a launcher that dsgd does not understand seems to have started several processes, else "".
+// A warning if a launcher that dsgd does not understand seems to have started several processes, or has
+// started rank 0 of an unknown number, else "".
 std::string unknown_launcher_warning(const Variables& variables);
 
 // First host of Slurm's list, for example "rack01-n7" of "rack[01-03]-n[7,9],login".

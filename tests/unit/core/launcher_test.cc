@@ -405,6 +405,45 @@ TEST(Launcher, OthersAreAWarning) {
   }
 }
 
+TEST(Launcher, RankZeroWithoutASizeIsAWarning) {
+  for (const auto& [name, variables] :
+       {std::pair("PMIx", Variables{{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "prterun-vm-1@1"}}),
+        std::pair("PALS", Variables{{"PALS_RANKID", "0"}})}) {
+    const auto note = started(variables).apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_TRUE(note.value().warning);
+    EXPECT_THAT(note.value().text,
+                AllOf(testing::StartsWith(name), HasSubstr("if it has started others, each trains alone"),
+                      HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS"), HasSubstr("launcher=none")));
+  }
+}
+
+TEST(Launcher, SizeOfAnotherVariableDecidesForRankZero) {
+  const Variables pmix = {{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "1760493569"}};
+  const Variables pals = {{"PALS_RANKID", "0"}};
+  const struct {
+    Variables variables;
+    const char *size, *name;
+  } cases[] = {
+      {pmix, "JSM_NAMESPACE_SIZE", "jsrun"},      {pmix, "FLUX_JOB_SIZE", "Flux"}, {pmix, "PMI_SIZE", "PMI"},
+      {pmix, "OMPI_COMM_WORLD_SIZE", "Open MPI"}, {pmix, "SLURM_NTASKS", "Slurm"}, {pals, "PMI_SIZE", "PMI"},
+  };
+  for (const auto& test : cases) {
+    EXPECT_EQ(started(with(test.variables, {{test.size, "1"}})).apply_launcher().value().text, "")
+        << test.size;
+    const auto several = started(with(test.variables, {{test.size, "2"}})).apply_launcher();
+    EXPECT_TRUE(several.value().warning) << test.size;
+    EXPECT_THAT(several.value().text,
+                AllOf(testing::StartsWith(test.name), HasSubstr(std::string("(") + test.size + "=2)")));
+  }
+  // srun -n 1 --mpi=pmix
+  const Variables step =
+      with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  EXPECT_EQ(started(with(step, pmix)).apply_launcher().value().text, "");
+  // A Kubernetes Job of one pod has an index, too.
+  EXPECT_EQ(started({{"JOB_COMPLETION_INDEX", "0"}}).apply_launcher().value().text, "");
+}
+
 TEST(Launcher, FirstHostOfSlurmsList) {
   const std::pair<const char*, const char*> cases[] = {{"n1", "n1"},
                                                        {"n1,n2", "n1"},
