@@ -16,6 +16,7 @@
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
 #include "capi/tools/supervisor.h"
+#include "core/config/launcher.h"
 
 namespace dsgd_tool {
 namespace {
@@ -79,20 +80,6 @@ std::vector<Part> parse_parts(const RunOptions& options, const std::vector<std::
     if (part.command.empty())
       throw CLI::ValidationError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
   return parts;
-}
-
-// Open MPI and MPICH tell their processes how many there are.
-void warn_if_started_often() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const char* const size = std::getenv(variable);
-    if (!size || std::atoi(size) < 2) continue;
-    std::fprintf(
-        stderr,
-        "dsgd run: warning: it was started %s times (%s), and each starts a job of its own; start the "
-        "command itself instead of `dsgd run`, or give all of them one --head\n",
-        size, variable);
-    return;
-  }
 }
 
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
@@ -201,6 +188,32 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
   }
 }
 
+dsgd::config::Variables environment() {
+  dsgd::config::Variables variables;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    if (const size_t equals = text.find('='); equals != std::string::npos)
+      variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
+}
+
+// Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
+void warn_if_started_often(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  apply_to_config(settings, config);
+  if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
+  const auto starter = dsgd::config::find_starter(environment());
+  if (!starter) return;
+  std::fprintf(
+      stderr,
+      "dsgd run: warning: %s %s several `dsgd run` (%s), and each starts a job of its own; %sgive all of "
+      "them one --head, or set launcher=none if that is intended\n",
+      starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
+      starter->evidence.c_str(),
+      starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");
+}
+
 // The log of the head in this process.
 struct HeadLog {
   explicit HeadLog(int32_t level) : level(level) {}
@@ -280,7 +293,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) {
-    warn_if_started_often();
+    warn_if_started_often(settings);
     start_head(&settings, &log, &head);
   }
   // Only the host of rank 0 reports, so that each message appears once.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/config/table.h"
+#include "core/config/integer.h"
 
 namespace dsgd::config {
 namespace {
@@ -250,6 +250,18 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     return std::optional(std::move(launch));
   }
   return std::optional<Launch>();
+}
+
+std::optional<Starter> find_starter(const Variables& variables) {
+  for (const Known& known : kKnown) {
+    if (started_by(known, variables) && number(variables, known.size).value_or(0) >= 2)
+      return Starter{known.name, evidence(known.size, variables), true};
+  }
+  for (const Unknown& unknown : kUnknown) {
+    if (unknown.meaning != Meaning::kAllocation && shows_several(unknown, variables))
+      return Starter{unknown.name, evidence(unknown.variable, variables), false};
+  }
+  return std::nullopt;
 }
 
 std::string unknown_launcher_warning(const Variables& variables) {

@@ -159,13 +159,6 @@ std::vector<std::string> choices(const char* range) {
   }
 }
 
-std::optional<int64_t> parse_integer(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (failed != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 std::optional<int64_t> parse_duration(std::string_view text) {
   if (text == "0") return 0;
   return parse_scaled(text, {{"ns", 1},
