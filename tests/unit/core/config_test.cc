@@ -374,6 +374,31 @@ TEST(Config, unknown_variables_are_warnings_that_name_the_nearest_key) {
           "those that are read"));
 }
 
+TEST(Config, errors_name_misspelt_variables_of_keys_that_are_not_given) {
+  const auto error = [](std::vector<std::pair<std::string, std::string>> variables) {
+    Config config = in_environment(std::move(variables));
+    const auto note = config.apply_launcher();
+    return (note.ok() ? config.validate() : note.status()).message();
+  };
+  EXPECT_THAT(error({{"DSGD_NUM_WORKER", "4"}, {"DSGD_HEAD", "127.0.0.1:7700"}}),
+              AllOf(HasSubstr("'num_workers' is not"),
+                    testing::EndsWith("; the environment has DSGD_NUM_WORKER, which is no key: did you mean "
+                                      "DSGD_NUM_WORKERS?")));
+  EXPECT_THAT(error({{"DSGD_NUM_WORKERS", "4"}, {"DSGD_HAED", "h:1"}}),
+              HasSubstr("has DSGD_HAED, which is no key: did you mean DSGD_HEAD?"));
+  EXPECT_THAT(error({{"DSGD_RANK", "3"}, {"DSGD_NUMWORKERS", "4"}}),
+              AllOf(HasSubstr("'rank'"), HasSubstr("has DSGD_NUMWORKERS")));
+  // An error of a launcher's environment.
+  EXPECT_THAT(error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"DSGD_HED", "h:1"}}),
+              AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("has DSGD_HED,")));
+  // The key is given, or the variable resembles none.
+  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_LEESE", "1s"}, {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""}}),
+              testing::Not(HasSubstr("the environment has")));
+  // Kubernetes, for a service dsgd-head.
+  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_HEAD_SERVICE_HOST", "h"}, {"DSGD_HEAD_PORT", "1"}}),
+              AllOf(HasSubstr("DSGD_HEAD_SERVICE_HOST"), testing::Not(HasSubstr("DSGD_HEAD_PORT"))));
+}
+
 TEST(Config, ports_are_one_or_a_range) {
   Config config;
   EXPECT_EQ(config.ports().first, 0);
