@@ -15,6 +15,7 @@
 
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
+#include "capi/tools/run_words.h"
 #include "capi/tools/supervisor.h"
 #include "core/config/launcher.h"
 
@@ -31,56 +32,6 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"rank", "use --first-rank, with --head"},
     {"supervisor", "leave it out: the workers report to this dsgd run"},
     {"worker_id", "each worker's is worker-RANK"}};
-
-// Some workers with the same command line.
-struct Part {
-  uint32_t workers;
-  std::vector<std::string> command;
-};
-
-// Returns the error in the value of -n, or "". CLI11 reads mpirun's -np as -n with the value p.
-std::string count_fault(const std::string& text) {
-  std::string fault = whole_number(1, kMostWorkers)(text);
-  if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
-  return fault;
-}
-
-uint32_t parse_count(const std::string& text) {
-  if (const std::string fault = count_fault(text); !fault.empty()) throw CLI::ValidationError("-n", fault);
-  return static_cast<uint32_t>(std::stoul(text));
-}
-
-// A part after the first: [-n N] [--] COMMAND ARGUMENT...
-Part parse_part(std::vector<std::string> words) {
-  Part part{1, {}};
-  size_t next = 0;
-  if (!words.empty() && words[0] == "-np") throw CLI::ValidationError("-n", "the option is -n, not -np");
-  if (next < words.size() && (words[next] == "-n" || words[next] == "--workers")) {
-    if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
-    part.workers = parse_count(words[1]);
-    next = 2;
-  }
-  if (next < words.size() && words[next] == "--") ++next;
-  part.command.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
-  return part;
-}
-
-std::vector<Part> parse_parts(const RunOptions& options, const std::vector<std::string>& words) {
-  std::vector<std::vector<std::string>> pieces(1);
-  for (const auto& word : words) {
-    if (word == options.separator) {
-      pieces.emplace_back();
-    } else {
-      pieces.back().push_back(word);
-    }
-  }
-  std::vector<Part> parts{{options.workers, pieces[0]}};
-  for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
-  for (const auto& part : parts)
-    if (part.command.empty())
-      throw CLI::ValidationError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
-  return parts;
-}
 
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
@@ -269,7 +220,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
     std::printf("%s\n", kGreeting);
     std::fflush(stdout);
   }
-  const auto parts = parse_parts(options, words);
+  const auto parts = parse_parts(words, options.separator, options.workers);
   uint32_t local_workers = 0;
   for (const auto& part : parts) local_workers += part.workers;
   if (!options.hosts.empty() || !options.hostfile.empty())
