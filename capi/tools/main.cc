@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "capi/tools/run_words.h"
 #include "capi/tools/tool.h"
 #include "core/config/nearest.h"
 
@@ -64,23 +65,15 @@ std::string without_subcommand(const CLI::App& app) {
   return text;
 }
 
-std::string missing_separator(const std::string& word) {
-  return "'" + word + "' comes before --, where the workers' command begins: dsgd run [OPTIONS] -- COMMAND";
-}
-
 // The error of words that the subcommand does not know.
 std::string unknown_words(const CLI::App& sub) {
-  const auto words = sub.remaining();
-  const auto option =
-      std::find_if(words.begin(), words.end(), [](const auto& word) { return word[0] == '-'; });
-  if (option == words.end()) {
-    if (sub.get_name() == "run") return missing_separator(words.front());
-    return "unexpected argument '" + words.front() + "'; see `dsgd " + sub.get_name() + " --help`";
+  const std::string word = sub.remaining().front();
+  if (sub.get_name() == "run") {
+    if (const std::string fault = unknown_word_fault(word); !fault.empty()) return fault;
   }
-  const std::string name = option->substr(0, option->find('='));
-  // As mpirun and torchrun call it.
-  if (sub.get_name() == "run" && (name == "--np" || name.starts_with("--nproc")))
-    return "unknown option '" + name + "'; the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`";
+  if (!word.starts_with('-'))
+    return "unexpected argument '" + word + "'; see `dsgd " + sub.get_name() + " --help`";
+  const std::string name = word.substr(0, word.find('='));
   std::vector<std::string> known;
   for (const CLI::Option* one :
        sub.get_options([](const CLI::Option* o) { return !o->get_group().empty(); })) {
@@ -98,11 +91,11 @@ int run_tool(int argc, char** argv) {
   std::vector<std::string> words;
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
-  // CLI11 would take what follows the ":" for options of the first command.
-  if (words.empty() && !own.empty() && own.front() == "run" &&
-      std::find(own.begin(), own.end(), ":") != own.end()) {
-    std::fprintf(stderr, "dsgd: %s\n", missing_separator(":").c_str());
-    return kExitUsage;
+  if (words.empty() && !own.empty() && own.front() == "run") {
+    if (const std::string fault = missing_separator_fault(own); !fault.empty()) {
+      std::fprintf(stderr, "dsgd: %s\n", fault.c_str());
+      return kExitUsage;
+    }
   }
 
   CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",

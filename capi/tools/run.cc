@@ -15,7 +15,9 @@
 
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
+#include "capi/tools/run_words.h"
 #include "capi/tools/supervisor.h"
+#include "core/config/launcher.h"
 
 namespace dsgd_tool {
 namespace {
@@ -30,70 +32,6 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"rank", "use --first-rank, with --head"},
     {"supervisor", "leave it out: the workers report to this dsgd run"},
     {"worker_id", "each worker's is worker-RANK"}};
-
-// Some workers with the same command line.
-struct Part {
-  uint32_t workers;
-  std::vector<std::string> command;
-};
-
-// Returns the error in the value of -n, or "". CLI11 reads mpirun's -np as -n with the value p.
-std::string count_fault(const std::string& text) {
-  std::string fault = whole_number(1, kMostWorkers)(text);
-  if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
-  return fault;
-}
-
-uint32_t parse_count(const std::string& text) {
-  if (const std::string fault = count_fault(text); !fault.empty()) throw CLI::ValidationError("-n", fault);
-  return static_cast<uint32_t>(std::stoul(text));
-}
-
-// A part after the first: [-n N] [--] COMMAND ARGUMENT...
-Part parse_part(std::vector<std::string> words) {
-  Part part{1, {}};
-  size_t next = 0;
-  if (!words.empty() && words[0] == "-np") throw CLI::ValidationError("-n", "the option is -n, not -np");
-  if (next < words.size() && (words[next] == "-n" || words[next] == "--workers")) {
-    if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
-    part.workers = parse_count(words[1]);
-    next = 2;
-  }
-  if (next < words.size() && words[next] == "--") ++next;
-  part.command.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
-  return part;
-}
-
-std::vector<Part> parse_parts(const RunOptions& options, const std::vector<std::string>& words) {
-  std::vector<std::vector<std::string>> pieces(1);
-  for (const auto& word : words) {
-    if (word == options.separator) {
-      pieces.emplace_back();
-    } else {
-      pieces.back().push_back(word);
-    }
-  }
-  std::vector<Part> parts{{options.workers, pieces[0]}};
-  for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
-  for (const auto& part : parts)
-    if (part.command.empty())
-      throw CLI::ValidationError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
-  return parts;
-}
-
-// Open MPI and MPICH tell their processes how many there are.
-void warn_if_started_often() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const char* const size = std::getenv(variable);
-    if (!size || std::atoi(size) < 2) continue;
-    std::fprintf(
-        stderr,
-        "dsgd run: warning: it was started %s times (%s), and each starts a job of its own; start the "
-        "command itself instead of `dsgd run`, or give all of them one --head\n",
-        size, variable);
-    return;
-  }
-}
 
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
@@ -201,6 +139,32 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
   }
 }
 
+dsgd::config::Variables environment() {
+  dsgd::config::Variables variables;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    if (const size_t equals = text.find('='); equals != std::string::npos)
+      variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
+}
+
+// Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
+void warn_if_started_often(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  apply_to_config(settings, config);
+  if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
+  const auto starter = dsgd::config::find_starter(environment());
+  if (!starter) return;
+  std::fprintf(
+      stderr,
+      "dsgd run: warning: %s %s several `dsgd run` (%s), and each starts a job of its own; %sgive all of "
+      "them one --head, or set launcher=none if that is intended\n",
+      starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
+      starter->evidence.c_str(),
+      starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");
+}
+
 // The log of the head in this process.
 struct HeadLog {
   explicit HeadLog(int32_t level) : level(level) {}
@@ -256,7 +220,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
     std::printf("%s\n", kGreeting);
     std::fflush(stdout);
   }
-  const auto parts = parse_parts(options, words);
+  const auto parts = parse_parts(words, options.separator, options.workers);
   uint32_t local_workers = 0;
   for (const auto& part : parts) local_workers += part.workers;
   if (!options.hosts.empty() || !options.hostfile.empty())
@@ -280,7 +244,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) {
-    warn_if_started_often();
+    warn_if_started_often(settings);
     start_head(&settings, &log, &head);
   }
   // Only the host of rank 0 reports, so that each message appears once.

@@ -178,11 +178,12 @@ void Supervisor::start(const Child& child) {
   if (read(failure.read, &number, sizeof number) == sizeof number) {  // end of file: exec went well
     guard_.forget(pid);
     waitpid(pid, nullptr, 0);
-    std::error_code unknown;
-    throw Failure("cannot run '" + child.command[0] + "': " + std::strerror(number) +
-                  (number == EACCES && std::filesystem::is_regular_file(child.command[0], unknown)
-                       ? "; make it executable (chmod +x), or name its interpreter before it"
-                       : ""));
+    std::error_code ignored;
+    throw Failure(
+        "cannot run '" + child.command[0] + "': " + std::strerror(number) +
+        (number == EACCES && std::filesystem::is_regular_file(child.command[0], ignored)
+             ? "; make it executable (chmod +x), or run it by its interpreter: dsgd run -- python3 FILE"
+             : ""));
   }
   running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),
                                                  child.on_line);

@@ -1,4 +1,5 @@
-// The subcommands of `dsgd`. They use the C ABI and nothing else of this project, as any host does.
+// The subcommands of `dsgd`. They use the C ABI, as any host does, and two parts of core/config that need no
+// library: the suggestion for a misspelt name, and the launcher that has started this process.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,8 @@
 #include "core/config/config.h"
 
+#include <algorithm>
+#include <set>
+
 #include "core/config/launcher.h"
 #include "core/config/table.h"
 
@@ -107,6 +110,12 @@ bool Config::given(std::string_view key) const {
 }
 
 Result<LauncherNote> Config::apply_launcher() {
+  auto note = read_launcher();
+  if (!note.ok()) return with_misspelt_variables(note.status());
+  return note;
+}
+
+Result<LauncherNote> Config::read_launcher() {
   if (text("launcher") == "none") return LauncherNote{};
   if (given("head") && given("num_workers") && given("rank")) return LauncherNote{};
   auto found = config::find_launch(other_variables_, launcher_process_);
@@ -162,7 +171,27 @@ std::vector<std::string> Config::warnings() const {
   return sentences;
 }
 
+// A session or head that fails has no log yet, in which warnings() would be.
+Status Config::with_misspelt_variables(const Status& status) const {
+  std::string text = status.message();
+  std::set<std::string> named;  // one variable for each key: Kubernetes sets several DSGD_HEAD_*
+  for (const std::string& name : unknown_variables_) {
+    const std::string nearest = nearest_name(name, config::environment_names());
+    const auto key = std::find_if(config_keys().begin(), config_keys().end(),
+                                  [&](const ConfigKey& one) { return nearest == one.environment; });
+    if (key == config_keys().end() || given(key->name) || !named.insert(nearest).second) continue;
+    text += "; the environment has " + name + ", which is no key: did you mean " + nearest + "?";
+  }
+  return Status(status.code(), text).with_parameter(status.parameter());
+}
+
 Status Config::validate(bool for_head) const {
+  Status status = check_environment(for_head);
+  if (status.ok()) status = check_together();
+  return status.ok() ? status : with_misspelt_variables(status);
+}
+
+Status Config::check_environment(bool for_head) const {
   for (const auto& [key, value] : environment_) {
     if (for_head && (key == "algorithm" || key == "strategy")) continue;
     const Rule* rule = config::find_rule(key);
@@ -176,7 +205,7 @@ Status Config::validate(bool for_head) const {
         "num_workers",
         "key 'head' is set, but 'num_workers' is not: set num_workers (or DSGD_NUM_WORKERS) to the "
         "number of workers of the whole job, 1 for one that trains alone");
-  return check_together();
+  return {};
 }
 
 Status Config::check_together() const {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/config/table.h"
+#include "core/config/integer.h"
 
 namespace dsgd::config {
 namespace {
@@ -14,6 +14,11 @@ bool has(const Variables& variables, std::string_view name) { return variables.c
 std::string text(const Variables& variables, std::string_view name) {
   const auto found = variables.find(name);
   return found == variables.end() ? "" : found->second;
+}
+
+// "RANK=3"
+std::string evidence(std::string_view name, const Variables& variables) {
+  return std::string(name) + "=" + text(variables, name);
 }
 
 std::optional<int64_t> number(const Variables& variables, std::string_view name) {
@@ -70,10 +75,10 @@ void read_slurm(const Variables& variables, const std::string&, Launch* launch) 
   launch->port = derived_port(launch->job);
 }
 
-// Its environment has no name for the job, so the pid of Hydra's proxy names it. All processes of a host have
-// the same proxy.
-void read_mpich(const Variables&, const std::string& launcher_process, Launch* launch) {
-  launch->job = "mpich." + launcher_process;
+// Its environment has no name for the job, so the pid or the address of Hydra's proxy names it. All processes
+// of a host have the same proxy.
+void read_mpich(const Variables& variables, const std::string& launcher_process, Launch* launch) {
+  launch->job = "mpich." + (has(variables, "PMI_FD") ? launcher_process : text(variables, "PMI_PORT"));
   launch->port = derived_port(launch->job);
 }
 
@@ -111,6 +116,14 @@ constexpr Known kKnown[] = {
      "MPI_LOCALNRANKS",
      nullptr,
      read_mpich},
+    // With -pmi-port the processes get the proxy's address instead of a descriptor.
+    {"MPICH",
+     {"PMI_RANK", "PMI_SIZE", "PMI_PORT"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     nullptr,
+     read_mpich},
     // A batch script has SLURM_PROCID, too; only a step that srun starts has SLURM_STEP_ID.
     {"Slurm",
      {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID"},
@@ -121,31 +134,55 @@ constexpr Known kKnown[] = {
      read_slurm},
 };
 
-// A variable that shows, from a least value on, that a launcher has started several processes, unless another
-// variable is set.
+// The meaning of a variable of a launcher that dsgd does not understand.
+enum class Meaning {
+  kSize,        // number of processes or pods
+  kAllocation,  // number of processes that may be started; a script that runs once has it, too
+  kRank,        // rank of this process; 0: it may be the only one
+  kPod          // index of this pod; 0: most likely it is the only one
+};
+
 struct Unknown {
   const char *name, *variable;
-  int64_t least;
-  const char* unless = nullptr;
+  Meaning meaning;
+  const char* unless = nullptr;  // another variable that tells more
 };
 
 constexpr Unknown kUnknown[] = {
-    {"horovodrun", "HOROVOD_SIZE", 2},
-    {"Open MPI", "OMPI_COMM_WORLD_SIZE", 2},
-    {"MVAPICH2", "MV2_COMM_WORLD_SIZE", 2},
-    {"Flux", "FLUX_JOB_SIZE", 2},
-    {"jsrun", "JSM_NAMESPACE_SIZE", 2},
-    {"PALS", "PALS_RANKID", 1},
-    {"PMI", "PMI_SIZE", 2},
-    {"PMIx", "PMIX_RANK", 1},
-    {"Slurm", "SLURM_NTASKS", 2, "SLURM_STEP_ID"},  // a step has a number of its own, which is known
-    {"JAX", "JAX_NUM_PROCESSES", 2},
-    {"DMLC", "DMLC_NUM_WORKER", 2},
-    {"LeaderWorkerSet", "LWS_GROUP_SIZE", 2},
-    {"Kubeflow", "PET_NNODES", 2},
-    {"PyTorch", "WORLD_SIZE", 2},
-    {"Kubernetes", "JOB_COMPLETION_INDEX", 1},
+    {"horovodrun", "HOROVOD_SIZE", Meaning::kSize},
+    {"Open MPI", "OMPI_COMM_WORLD_SIZE", Meaning::kSize},
+    {"MVAPICH2", "MV2_COMM_WORLD_SIZE", Meaning::kSize},
+    {"Flux", "FLUX_JOB_SIZE", Meaning::kSize},
+    {"jsrun", "JSM_NAMESPACE_SIZE", Meaning::kSize},
+    {"PALS", "PALS_RANKID", Meaning::kRank},
+    {"PMI", "PMI_SIZE", Meaning::kSize},
+    {"PMIx", "PMIX_RANK", Meaning::kRank},
+    {"Slurm", "SLURM_NTASKS", Meaning::kAllocation, "SLURM_STEP_ID"},  // a step has a number of its own
+    {"JAX", "JAX_NUM_PROCESSES", Meaning::kSize},
+    {"DMLC", "DMLC_NUM_WORKER", Meaning::kSize},
+    {"LeaderWorkerSet", "LWS_GROUP_SIZE", Meaning::kSize},
+    {"Kubeflow", "PET_NNODES", Meaning::kSize},
+    {"PyTorch", "WORLD_SIZE", Meaning::kSize},
+    {"Kubernetes", "JOB_COMPLETION_INDEX", Meaning::kPod},
 };
+
+bool is_size(Meaning meaning) { return meaning == Meaning::kSize || meaning == Meaning::kAllocation; }
+
+// Returns whether the variable shows that there are several processes.
+bool shows_several(const Unknown& unknown, const Variables& variables) {
+  if (unknown.unless && has(variables, unknown.unless)) return false;
+  return number(variables, unknown.variable).value_or(0) >= (is_size(unknown.meaning) ? 2 : 1);
+}
+
+// Returns whether any launcher, known or not, tells how many processes there are.
+bool size_is_told(const Variables& variables) {
+  const auto is_number = [&](const char* variable) { return number(variables, variable).has_value(); };
+  return std::any_of(std::begin(kKnown), std::end(kKnown),
+                     [&](const Known& known) { return is_number(known.size); }) ||
+         std::any_of(std::begin(kUnknown), std::end(kUnknown), [&](const Unknown& unknown) {
+           return is_size(unknown.meaning) && is_number(unknown.variable);
+         });
+}
 
 bool started_by(const Known& known, const Variables& variables) {
   // These names are common.
@@ -204,6 +241,10 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     launch.size = size.value();
     known.read(variables, launcher_process, &launch);
     if (on_one_host(known, variables, launch.size)) launch.host = kLoopback;
+    if (launch.host.empty() && launch.no_host.empty() && known.on_host && !has(variables, known.on_host))
+      launch.no_host = std::string(known.on_host) +
+                       " is not set, and no variable names the host of rank 0: set " + known.on_host + "=" +
+                       std::to_string(launch.size) + " if all run on one host";
     if (launch.host.find(':') != std::string::npos && launch.host[0] != '[')
       launch.host = "[" + launch.host + "]";
     return std::optional(std::move(launch));
@@ -211,14 +252,34 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
   return std::optional<Launch>();
 }
 
-std::string unknown_launcher_warning(const Variables& variables) {
+std::optional<Starter> find_starter(const Variables& variables) {
+  for (const Known& known : kKnown) {
+    if (started_by(known, variables) && number(variables, known.size).value_or(0) >= 2)
+      return Starter{known.name, evidence(known.size, variables), true};
+  }
   for (const Unknown& unknown : kUnknown) {
-    const auto value = number(variables, unknown.variable);
-    if (!value || *value < unknown.least || (unknown.unless && has(variables, unknown.unless))) continue;
-    return std::string(unknown.name) + " seems to have started several processes (" + unknown.variable + "=" +
-           std::to_string(*value) +
-           "), but its environment is not understood, so this worker trains alone; set DSGD_HEAD, "
-           "DSGD_NUM_WORKERS and DSGD_RANK, or launcher=none if that is intended";
+    if (unknown.meaning != Meaning::kAllocation && shows_several(unknown, variables))
+      return Starter{unknown.name, evidence(unknown.variable, variables), false};
+  }
+  return std::nullopt;
+}
+
+std::string unknown_launcher_warning(const Variables& variables) {
+  const std::string remedy =
+      "; set DSGD_HEAD, DSGD_NUM_WORKERS and DSGD_RANK, or launcher=none if that is intended";
+  for (const Unknown& unknown : kUnknown) {
+    if (shows_several(unknown, variables))
+      return std::string(unknown.name) + " seems to have started several processes (" +
+             evidence(unknown.variable, variables) +
+             "), but its environment is not understood, so this worker trains alone" + remedy;
+  }
+  if (size_is_told(variables)) return "";
+  for (const Unknown& unknown : kUnknown) {
+    if (unknown.meaning == Meaning::kRank && number(variables, unknown.variable) == 0)
+      return std::string(unknown.name) + " has started this process (" +
+             evidence(unknown.variable, variables) +
+             "), and no variable tells how many there are: if it has started others, each trains alone" +
+             remedy;
   }
   return "";
 }

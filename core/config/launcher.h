@@ -31,8 +31,18 @@ struct Launch {
 // is not known.
 Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process);
 
-// A warning if a launcher that dsgd does not understand seems to have started several processes, else "".
+// A warning if a launcher that dsgd does not understand seems to have started several processes, or has
+// started rank 0 of an unknown number, else "".
 std::string unknown_launcher_warning(const Variables& variables);
+
+// A launcher that has started several processes, of which this is one.
+struct Starter {
+  std::string launcher, evidence;  // "torchrun", "WORLD_SIZE=2"
+  bool understood = false;         // by find_launch()
+};
+
+// For a process that starts a job itself, where it is meant to run once. A script of a Slurm allocation does.
+std::optional<Starter> find_starter(const Variables& variables);
 
 // First host of Slurm's list, for example "rack01-n7" of "rack[01-03]-n[7,9],login".
 std::string first_slurm_host(std::string_view nodes);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/config/config.h"
+#include "core/config/integer.h"
 
 namespace dsgd::config {
 
@@ -42,9 +43,8 @@ std::vector<std::string> environment_names();
 // `more`: further values of a choice.
 Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more = {});
 
-// "12", "-1"; "500ms" in nanoseconds, units ns, us, ms, s, m, h; "64K" in bytes, units K, M, G, T. Nothing on
-// bad syntax or overflow.
-std::optional<int64_t> parse_integer(std::string_view text);
+// "500ms" in nanoseconds, units ns, us, ms, s, m, h; "64K" in bytes, units K, M, G, T. Nothing on bad syntax
+// or overflow.
 std::optional<int64_t> parse_duration(std::string_view text);
 std::optional<int64_t> parse_size(std::string_view text);
 

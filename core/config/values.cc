@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "core/config/device_name.h"
 #include "core/config/table.h"
 #include "transport/base/utf8.h"
 
@@ -12,6 +13,7 @@ namespace dsgd::config {
 namespace {
 
 constexpr size_t kLongestText = 255;
+constexpr size_t kLongestSocketPath = 107;  // sizeof(sockaddr_un::sun_path) of Linux, less the final zero
 
 // Digits and then one of the units; nothing on overflow.
 std::optional<int64_t> parse_scaled(std::string_view text,
@@ -31,7 +33,14 @@ std::optional<int64_t> parse_scaled(std::string_view text,
 // "" if it is HOST:PORT, [IPV6]:PORT or unix:PATH, else what is wrong.
 // `any_port` says what port 0 means.
 std::string address_fault(std::string_view text, const std::string& any_port) {
-  if (text.starts_with("unix:")) return text.size() > 5 ? "" : "has no path; write unix:PATH";
+  if (text.starts_with("unix:")) {
+    const size_t path = text.size() - std::string_view("unix:").size();
+    if (path == 0) return "has no path; write unix:PATH";
+    if (path > kLongestSocketPath)
+      return "has a path of " + std::to_string(path) + " bytes, but " + std::to_string(kLongestSocketPath) +
+             " are the most of a Unix socket; choose a shorter folder";
+    return "";
+  }
   const size_t colon = text.rfind(':');
   if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
   if (colon == std::string_view::npos || text.ends_with(']'))
@@ -52,12 +61,17 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
 }
 
 std::string devices_fault(std::string_view text) {
+  static const std::vector<std::string> kBackends = {"cuda"};
   const std::vector<std::string> devices = split_list(text);
   for (const std::string& device : devices) {
-    if (device == "auto" && devices.size() > 1)
+    if (device == "auto") {
+      if (devices.size() == 1) return "";
       return "has auto among other devices; write auto alone, or name all devices";
-    if (device.empty() || device.find_first_of(" \t") != std::string::npos)
-      return "is not a list of devices; write for example auto, cpu or cuda:0,cuda:1";
+    }
+    if (device.empty()) return "is not a list of devices; write for example auto, cpu or cuda:0,cuda:1";
+    if (const auto name = parse_device_name(device, kBackends); !name.ok())
+      return "is not a list of devices: " + name.status().message() +
+             "; auto, as the only entry, takes every GPU of this process";
   }
   return "";
 }
@@ -157,13 +171,6 @@ std::vector<std::string> choices(const char* range) {
     if (bar == std::string_view::npos) return names;
     rest.remove_prefix(bar + 1);
   }
-}
-
-std::optional<int64_t> parse_integer(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (failed != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
 }
 
 std::optional<int64_t> parse_duration(std::string_view text) {

@@ -1,15 +1,8 @@
 // Compiling one loop for several instruction sets. DSGD_CLONES before a function that is not a template makes
-// a portable, an AVX2 and an AVX-512 version, picked when the library is loaded. Sanitizers get the portable
-// one: the pick happens before their runtime is up. With -ffp-contract=off all versions give the same bits.
+// a portable, an AVX2 and an AVX-512 version, picked when the library is loaded. With sanitizers
+// (DSGD_SANITIZED) there is the portable one only: the pick happens before their runtime is up. With
+// -ffp-contract=off all versions give the same bits.
 #pragma once
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DSGD_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define DSGD_SANITIZED 1
-#endif
-#endif
 
 #if defined(__has_attribute) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(DSGD_SANITIZED)
 #if __has_attribute(target_clones)

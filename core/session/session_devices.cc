@@ -1,9 +1,8 @@
 // Devices of replicas, as a session opens and reads them.
 
 #include <algorithm>
-#include <charconv>
 
-#include "core/config/table.h"
+#include "core/config/device_name.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -12,49 +11,16 @@ namespace {
 
 constexpr size_t kReadPart = 4 << 20;  // bytes on the host at a time
 
-// The index in "cuda:1"; 0 in "cpu".
-Result<int32_t> device_index(const std::string& name, const Registered::Backends& backends) {
-  if (name == "cpu") return 0;
-  const size_t colon = name.find(':');
-  const std::string backend = name.substr(0, colon);
-  if (!backends.contains(backend)) {
-    std::string known = "cpu";
-    for (const auto& [other, open] : backends) known += " or " + other + ":N";
-    return Status(Code::kUnsupported, "unknown device '" + name + "'; use " + known)
-        .with_parameter("devices");
-  }
-  int32_t index = 0;
-  const char* const end = name.data() + name.size();
-  const auto read = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
-                                               : std::from_chars(name.data() + colon + 1, end, index);
-  if (read.ec == std::errc::result_out_of_range) {
-    return Status(Code::kInvalidArgument,
-                  "device '" + name + "' does not exist: its index is too large; use a smaller one")
-        .with_parameter("devices");
-  }
-  if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
-    const bool several = name.find_first_of(",;") != std::string::npos;
-    return Status(Code::kInvalidArgument, "device '" + name + "' has no index; write " + backend +
-                                              ":0 for the first one" +
-                                              (several ? ", and name one device for each replica" : ""))
-        .with_parameter("devices");
-  }
-  return index;
+std::vector<std::string> names_of(const Registered::Backends& backends) {
+  std::vector<std::string> names;
+  for (const auto& [name, load] : backends) names.push_back(name);
+  return names;
 }
 
 }  // namespace
 
 Status find_devices(Config& config, const Registered& registered, Log& log) {
-  if (config.text("devices") != "auto") {
-    for (const std::string& name : config::split_list(config.text("devices"))) {
-      const auto index = device_index(name, registered.backends);
-      if (index.ok()) continue;
-      return Status(index.status().code(), "key 'devices': " + index.status().message() +
-                                               "; auto, as the only entry, takes every GPU of this process")
-          .with_parameter("devices");
-    }
-    return {};
-  }
+  if (config.text("devices") != "auto") return {};
   std::string found;
   for (const auto& [name, load] : registered.backends) {
     auto backend = load();
@@ -77,16 +43,15 @@ Status find_devices(Config& config, const Registered& registered, Log& log) {
 }
 
 Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name) {
-  auto index = device_index(name, backends);
-  if (!index.ok()) return index.status();
-  if (name == "cpu") return device::Device::host();
-  const auto backend = backends.find(name.substr(0, name.find(':')));
+  const auto parsed = config::parse_device_name(name, names_of(backends));
+  if (!parsed.ok()) return parsed.status();
+  const auto& [backend, index] = parsed.value();
+  if (backend == "cpu") return device::Device::host();
   for (const auto& replica : model.replicas) {
-    if (replica->device->name() == backend->first + ':' + std::to_string(index.value()))
-      return replica->device;
+    if (replica->device->name() == backend + ':' + std::to_string(index)) return replica->device;
   }
-  auto table = backend->second();
-  auto opened = table.ok() ? device::Device::open(*table.value(), index.value(), patience)
+  auto table = backends.find(backend)->second();
+  auto opened = table.ok() ? device::Device::open(*table.value(), index, patience)
                            : Result<std::shared_ptr<device::Device>>(table.status());
   if (opened.ok()) {
     log->info(opened.value()->describe());

@@ -268,7 +268,7 @@ struct Session::Impl {
   std::list<std::atomic<bool>*> queue_waiters;
 };
 
-// Replaces devices=auto by the devices of this machine. Refuses names that no device can have.
+// Replaces devices=auto by the devices of this machine.
 Status find_devices(Config& config, const Registered& registered, Log& log);
 
 }  // namespace dsgd

@@ -142,7 +142,7 @@ TEST_F(ProcessExit, TheHostsOwnFunctionsFindSessionsAliveAndLaterOnesGetErrors) 
       testing::ExitedWithCode(7), "");
 }
 
-#ifndef __SANITIZE_ADDRESS__  // its allocator does not survive a fork while another thread is inside it
+#ifndef DSGD_SANITIZED_ADDRESS  // its allocator does not survive a fork while another thread is inside it
 // In a forked child the sessions are the parent's, and so are the locks around them.
 TEST_F(ProcessExit, OfAForkedChildIsItsOwn) {
   EXPECT_EXIT(

@@ -10,7 +10,7 @@
 
 namespace dsgd_test {
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DSGD_SANITIZED_ADDRESS
 inline bool other_threads_sleep() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     if (task.path().filename() == std::to_string(gettid())) continue;
@@ -27,7 +27,7 @@ inline bool other_threads_sleep() {
 // AddressSanitizer's allocator, unlike the C library's, does not survive a fork while another thread is
 // inside it: the child would wait for that thread's lock for ever.
 inline pid_t fork_outside_the_allocator() {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef DSGD_SANITIZED_ADDRESS
   while (!other_threads_sleep()) sched_yield();
 #endif
   return fork();

@@ -314,10 +314,10 @@ typedef struct dsgd_op dsgd_op;
  * allows it; waits until `num_workers` have joined; learns its rank. `config` NULL: environment and defaults.
  * With num_workers = 1 and no `head` it opens no socket.
  * Blocks: up to `init_timeout`, also while a host name is resolved.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (no such kind of device in
- * `devices`), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_EXISTS (worker id or
- * rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the
- * message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED
+ * (token, job), DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol),
+ * DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_LIMIT,
+ * DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session

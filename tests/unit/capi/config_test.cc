@@ -83,6 +83,15 @@ TEST_F(ConfigTest, a_bad_variable_is_an_error_of_init_that_names_it) {
   EXPECT_EQ(session, nullptr);
 }
 
+TEST_F(ConfigTest, an_error_of_init_names_a_misspelt_variable) {
+  const Variable count("DSGD_NUM_WORKER", "4"), head("DSGD_HEAD", "127.0.0.1:7700");
+  dsgd_session* session = nullptr;
+  EXPECT_EQ(dsgd_init(nullptr, &session, &error_), DSGD_ERR_INVALID_ARGUMENT);
+  EXPECT_STREQ(dsgd_error_parameter(error_), "num_workers");
+  EXPECT_THAT(dsgd_error_message(error_), HasSubstr("DSGD_NUM_WORKER, which is no key: did you mean "
+                                                    "DSGD_NUM_WORKERS?"));
+}
+
 TEST_F(ConfigTest, one_configuration_serves_several_sessions_and_may_be_freed_first) {
   dsgd_session *first = nullptr, *second = nullptr;
   must(dsgd_init(config_, &first, &error_), error_, "init");

@@ -75,9 +75,9 @@ std::string look_around(World* world) {
   if (dsgd_memory_nbytes(world->memory) != 16) wrong += "dsgd_memory_nbytes\n";
   if (dsgd_config_set(world->config, "lease", "3s", nullptr) != DSGD_OK) wrong += "dsgd_config_set\n";
   if (*dsgd_error_message(world->error) == '\0') wrong += "dsgd_error_message\n";
-  delete world;              // frees and finalizes everything
-#ifndef __SANITIZE_THREAD__  // TSan ends a child that starts threads
-  Model own;                 // a session of its own
+  delete world;                // frees and finalizes everything
+#ifndef DSGD_SANITIZED_THREAD  // TSan ends a child that starts threads
+  Model own;                   // a session of its own
   add_model(&own);
   if (dsgd_barrier(own.session, nullptr, nullptr, nullptr, nullptr) != DSGD_OK)
     wrong += "no session of its own\n";

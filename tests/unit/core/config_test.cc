@@ -171,23 +171,37 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
 
 TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
   const std::string longest(255, 'x'), too_long(256, 'x');
-  const std::vector<std::string> addresses = {"10.0.0.1:7700",
-                                              "localhost:0",
-                                              "node-7.cluster:65535",
-                                              "[::1]:7700",
-                                              "[fe80::1%eth0]:7700",
-                                              "unix:/tmp/head",
-                                              ""};
-  const std::vector<std::string> bad_addresses = {
-      "10.0.0.1", "host:", ":7700", "host:65536", "host:-1",    "host:http", "::1:7700",
-      "[::1]",    "[]:1",  "unix:", "a b:1",      "http://h:1", "[::1:7",    "host:1\n"};
+  const std::vector<std::string> addresses = {
+      "10.0.0.1:7700",       "localhost:0",    "node-7.cluster:65535",           "[::1]:7700",
+      "[fe80::1%eth0]:7700", "unix:/tmp/head", "unix:/" + std::string(106, 'x'), ""};
+  const std::vector<std::string> bad_addresses = {"10.0.0.1",
+                                                  "host:",
+                                                  ":7700",
+                                                  "host:65536",
+                                                  "host:-1",
+                                                  "host:http",
+                                                  "::1:7700",
+                                                  "[::1]",
+                                                  "[]:1",
+                                                  "unix:",
+                                                  "unix:/" + std::string(107, 'x'),
+                                                  "a b:1",
+                                                  "http://h:1",
+                                                  "[::1:7",
+                                                  "host:1\n"};
   const struct {
     const char* key;
     std::vector<std::string> good, bad;
   } cases[] = {
       {"devices",
-       {"cpu", "cpu,cpu", "cpu, cpu", "cuda:0,cuda:1", "auto"},
-       {"", ",", "auto,cpu", "cpu, auto", "cpu,", "cpu,,cpu", "cpu cpu", "c\tpu"}},
+       {"cpu", "cpu,cpu", "cpu, cpu", "cuda:0,cuda:1", "cuda:00", "auto"},
+       {"",          ",",       "auto,cpu",
+        "cpu, auto", "cpu,",    "cpu,,cpu",
+        "cpu cpu",   "c\tpu",   "foo",
+        "atuo",      "auto:2",  "cpu:0",
+        "CPU",       "gpu:0",   "cuda:0,gpu:1",
+        "cuda",      "cuda:",   "cuda:x",
+        "cuda:0x",   "cuda:-0", "cuda:99999999999"}},
       {"head", addresses, bad_addresses},
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f", "caf\xe9"}},
@@ -237,6 +251,17 @@ TEST(Config, messages_name_the_remedy) {
       {"head", "7700", "'7700' has no host; write HOST:PORT"},
       {"head", "::1:7700", "write an IPv6 address as [IPV6]:PORT"},
       {"head", "h:70000", "has a bad port '70000'; ports are 0..65535"},
+      {"head",
+       "unix:/tmp/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/"
+       "0123456789/0123456789",
+       "has a path of 114 bytes, but 107 are the most of a Unix socket; choose a shorter folder"},
+      {"devices", "cuda:0,gpu:1",
+       "key 'devices': 'cuda:0,gpu:1' is not a list of devices: unknown device 'gpu:1'; use cpu or cuda:N; "
+       "auto, as "
+       "the only entry, takes every GPU of this process"},
+      {"devices", "cuda",
+       "device 'cuda' has no index; write cuda:0 for the first one; auto, as the only entry"},
+      {"devices", "cuda:99999999999", "device 'cuda:99999999999' does not exist: its index is too large"},
       {"hearbeat_interval", "1s", "unknown key 'hearbeat_interval'; did you mean 'heartbeat_interval'?"},
       {"HEAD", "x:1", "unknown key 'HEAD'; did you mean 'head'?"},
       {"zzzzzz", "1", "unknown key 'zzzzzz'; `dsgd config` lists all keys"},
@@ -347,6 +372,31 @@ TEST(Config, unknown_variables_are_warnings_that_name_the_nearest_key) {
           HasSubstr("DSGD_HEAD_SERVICE_HOST is ignored"), HasSubstr("DSGD_HEAD_PORT is ignored"),
           "unknown environment variable DSGD_SOMETHING_ELSE_ALTOGETHER is ignored; `dsgd config` lists "
           "those that are read"));
+}
+
+TEST(Config, errors_name_misspelt_variables_of_keys_that_are_not_given) {
+  const auto error = [](std::vector<std::pair<std::string, std::string>> variables) {
+    Config config = in_environment(std::move(variables));
+    const auto note = config.apply_launcher();
+    return (note.ok() ? config.validate() : note.status()).message();
+  };
+  EXPECT_THAT(error({{"DSGD_NUM_WORKER", "4"}, {"DSGD_HEAD", "127.0.0.1:7700"}}),
+              AllOf(HasSubstr("'num_workers' is not"),
+                    testing::EndsWith("; the environment has DSGD_NUM_WORKER, which is no key: did you mean "
+                                      "DSGD_NUM_WORKERS?")));
+  EXPECT_THAT(error({{"DSGD_NUM_WORKERS", "4"}, {"DSGD_HAED", "h:1"}}),
+              HasSubstr("has DSGD_HAED, which is no key: did you mean DSGD_HEAD?"));
+  EXPECT_THAT(error({{"DSGD_RANK", "3"}, {"DSGD_NUMWORKERS", "4"}}),
+              AllOf(HasSubstr("'rank'"), HasSubstr("has DSGD_NUMWORKERS")));
+  // An error of a launcher's environment.
+  EXPECT_THAT(error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"DSGD_HED", "h:1"}}),
+              AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("has DSGD_HED,")));
+  // The key is given, or the variable resembles none.
+  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_LEESE", "1s"}, {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""}}),
+              testing::Not(HasSubstr("the environment has")));
+  // Kubernetes, for a service dsgd-head.
+  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_HEAD_SERVICE_HOST", "h"}, {"DSGD_HEAD_PORT", "1"}}),
+              AllOf(HasSubstr("DSGD_HEAD_SERVICE_HOST"), testing::Not(HasSubstr("DSGD_HEAD_PORT"))));
 }
 
 TEST(Config, ports_are_one_or_a_range) {
@@ -500,12 +550,12 @@ TEST(Config, devices_are_split_over_the_workers_of_a_node) {
   const Config all = with({{"devices", "cpu, cuda:0"}});
   EXPECT_EQ(all.devices(0).value(), (Names{"cpu", "cuda:0"}));
   EXPECT_EQ(all.devices(3).value(), (Names{"cpu", "cuda:0"}));
-  const Config split = with({{"devices", "a,b,c,d"}, {"devices_per_worker", "2"}});
-  EXPECT_EQ(split.devices(0).value(), (Names{"a", "b"}));
-  EXPECT_EQ(split.devices(1).value(), (Names{"c", "d"}));
+  const Config split = with({{"devices", "cuda:0,cuda:1,cuda:2,cuda:3"}, {"devices_per_worker", "2"}});
+  EXPECT_EQ(split.devices(0).value(), (Names{"cuda:0", "cuda:1"}));
+  EXPECT_EQ(split.devices(1).value(), (Names{"cuda:2", "cuda:3"}));
   const auto beyond = split.devices(2);
   ASSERT_FALSE(beyond.ok());
-  EXPECT_THAT(beyond.status().message(), AllOf(HasSubstr("'a,b,c,d' has 4 entries"),
+  EXPECT_THAT(beyond.status().message(), AllOf(HasSubstr("'cuda:0,cuda:1,cuda:2,cuda:3' has 4 entries"),
                                                HasSubstr("local rank 2"), HasSubstr("number 4 to 5")));
   EXPECT_EQ(Config().devices(0).value(), Names{"cpu"});
 }

@@ -50,6 +50,13 @@ const Variables kMpich = {{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "vm"},
                           {"PMI_RANK", "1"},
                           {"PMI_SIZE", "2"}};
 
+// With mpirun's option -pmi-port.
+const Variables kMpichPort = {{"MPI_LOCALNRANKS", "2"},
+                              {"MPI_LOCALRANKID", "1"},
+                              {"PMI_PORT", "vm:38011"},
+                              {"PMI_RANK", "1"},
+                              {"PMI_SIZE", "2"}};
+
 const Variables kSlurm = {{"SLURM_GTIDS", "2,3"},
                           {"SLURM_JOB_ID", "1"},
                           {"SLURM_JOB_NODELIST", "n[1-2]"},
@@ -144,6 +151,7 @@ TEST(Launcher, GivesSizeRankHeadAndJob) {
        {"2", "1", "job-master-0:65534", "pytorch.65535"}},
       {"Open MPI", kOpenMpi, {"2", "1", "127.0.0.1:22170", "openmpi.1760493569"}},
       {"MPICH", kMpich, {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
+      {"MPICH, a port", kMpichPort, {"2", "1", "127.0.0.1:24567", "mpich.vm:38011"}},
       {"MPICH in a Slurm allocation", with(kSlurmProxy, kMpich), {"2", "1", "127.0.0.1:24567", "mpich.4711"}},
       {"Slurm", kSlurm, {"4", "3", "n1:24567", "slurm.1.0."}},
       {"Slurm, one host",
@@ -188,6 +196,8 @@ TEST(Launcher, PortIsEqualWithinAJobAndDiffersBetweenJobs) {
   EXPECT_NE(head(kSlurm, "1"), head(with(kSlurm, {{"SLURM_JOB_ID", "2"}}), "1"));
   EXPECT_NE(head(kSlurm, "1"), head(with(kSlurm, {{"SLURM_STEP_ID", "1"}}), "1"));
   EXPECT_NE(head(kMpich, "1"), head(kMpich, "2"));
+  EXPECT_EQ(head(kMpichPort, ""), head(with(kMpichPort, {{"PMI_RANK", "0"}}), ""));
+  EXPECT_NE(head(kMpichPort, ""), head(with(kMpichPort, {{"PMI_PORT", "vm:38012"}}), ""));
   EXPECT_NE(head(kOpenMpi, "1"), head(with(kOpenMpi, {{"PMIX_NAMESPACE", "1760493570"}}), "1"));
 }
 
@@ -284,6 +294,7 @@ TEST(Launcher, UnknownHeadIsAnError) {
   for (const auto& [name, variables] :
        {std::pair("Open MPI", with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
         std::pair("MPICH", with(kMpich, {{"MPI_LOCALNRANKS", "1"}})),
+        std::pair("MPICH", with(kMpichPort, {{"MPI_LOCALNRANKS", "1"}})),
         std::pair("MPICH", with(kSlurmProxy, with(kMpich, {{"MPI_LOCALNRANKS", "1"}})))}) {
     const auto note = started(variables).apply_launcher();
     ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
@@ -291,6 +302,20 @@ TEST(Launcher, UnknownHeadIsAnError) {
     EXPECT_THAT(note.status().message(),
                 AllOf(HasSubstr(name), HasSubstr("2 workers"), HasSubstr("DSGD_HEAD")));
     EXPECT_TRUE(started(with(variables, {{"DSGD_HEAD", "h:1"}})).apply_launcher().ok());
+  }
+}
+
+TEST(Launcher, UnknownNumberOfLocalWorkersIsAnErrorThatNamesItsVariable) {
+  for (const auto& [name, variables] :
+       {std::pair("MPI_LOCALNRANKS", kMpich), std::pair("MPI_LOCALNRANKS", kMpichPort),
+        std::pair("OMPI_COMM_WORLD_LOCAL_SIZE", kOpenMpi)}) {
+    const auto note = started(without(variables, name)).apply_launcher();
+    ASSERT_EQ(note.status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(note.status().parameter(), "head");
+    EXPECT_THAT(note.status().message(), AllOf(HasSubstr(std::string(name) + " is not set"),
+                                               HasSubstr(std::string("set ") + name + "=2"),
+                                               HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS=1")));
+    EXPECT_TRUE(started(with(variables, {{name, "2"}})).apply_launcher().ok());
   }
 }
 
@@ -378,6 +403,45 @@ TEST(Launcher, OthersAreAWarning) {
     EXPECT_EQ(started(with(variables, {{"DSGD_LAUNCHER", "none"}})).apply_launcher().value().text, "");
     EXPECT_EQ(started(with(variables, {{"DSGD_NUM_WORKERS", "1"}})).apply_launcher().value().text, "");
   }
+}
+
+TEST(Launcher, RankZeroWithoutASizeIsAWarning) {
+  for (const auto& [name, variables] :
+       {std::pair("PMIx", Variables{{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "prterun-vm-1@1"}}),
+        std::pair("PALS", Variables{{"PALS_RANKID", "0"}})}) {
+    const auto note = started(variables).apply_launcher();
+    ASSERT_TRUE(note.ok());
+    EXPECT_TRUE(note.value().warning);
+    EXPECT_THAT(note.value().text,
+                AllOf(testing::StartsWith(name), HasSubstr("if it has started others, each trains alone"),
+                      HasSubstr("DSGD_HEAD"), HasSubstr("DSGD_NUM_WORKERS"), HasSubstr("launcher=none")));
+  }
+}
+
+TEST(Launcher, SizeOfAnotherVariableDecidesForRankZero) {
+  const Variables pmix = {{"PMIX_RANK", "0"}, {"PMIX_NAMESPACE", "1760493569"}};
+  const Variables pals = {{"PALS_RANKID", "0"}};
+  const struct {
+    Variables variables;
+    const char *size, *name;
+  } cases[] = {
+      {pmix, "JSM_NAMESPACE_SIZE", "jsrun"},      {pmix, "FLUX_JOB_SIZE", "Flux"}, {pmix, "PMI_SIZE", "PMI"},
+      {pmix, "OMPI_COMM_WORLD_SIZE", "Open MPI"}, {pmix, "SLURM_NTASKS", "Slurm"}, {pals, "PMI_SIZE", "PMI"},
+  };
+  for (const auto& test : cases) {
+    EXPECT_EQ(started(with(test.variables, {{test.size, "1"}})).apply_launcher().value().text, "")
+        << test.size;
+    const auto several = started(with(test.variables, {{test.size, "2"}})).apply_launcher();
+    EXPECT_TRUE(several.value().warning) << test.size;
+    EXPECT_THAT(several.value().text,
+                AllOf(testing::StartsWith(test.name), HasSubstr(std::string("(") + test.size + "=2)")));
+  }
+  // srun -n 1 --mpi=pmix
+  const Variables step =
+      with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}});
+  EXPECT_EQ(started(with(step, pmix)).apply_launcher().value().text, "");
+  // A Kubernetes Job of one pod has an index, too.
+  EXPECT_EQ(started({{"JOB_COMPLETION_INDEX", "0"}}).apply_launcher().value().text, "");
 }
 
 TEST(Launcher, FirstHostOfSlurmsList) {

@@ -512,20 +512,6 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
   ok(session->close(10s));
 }
 
-// A mistake in the configuration is told when the session is opened, not when the first replica is added.
-TEST_F(GpuSession, InvalidDeviceNameFailsInit) {
-  for (const char* devices : {"cuda", "cuda:0,gpu:1", "atuo", "auto:2", "cpu:0", "cuda:x"}) {
-    const auto session =
-        Session::open(config_of({{"devices", devices}}), std::make_unique<NodeEnvironment>(std::string()),
-                      std::make_shared<Log>(), with_cuda());
-    ASSERT_FALSE(session.ok()) << devices;
-    EXPECT_EQ(session.status().parameter(), "devices");
-    EXPECT_THAT(session.status().message(),
-                AllOf(HasSubstr("key 'devices'"), HasSubstr("auto, as the only entry")))
-        << devices;
-  }
-}
-
 TEST_F(GpuSession, BuffersThatAreElsewhereThanTheirReplicaAreRefused) {
   auto session = open();
   Replica* host = session->add_replica("cpu").value();

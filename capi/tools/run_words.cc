@@ -1,0 +1,97 @@
+#include "capi/tools/run_words.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+namespace {
+
+// The beginning of options of mpirun, srun and torchrun, and the option of `dsgd run` that does the same.
+struct Foreign {
+  const char *beginning, *own;
+};
+constexpr Foreign kForeign[] = {
+    {"-np", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},
+    {"--np", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},  // and --nproc-per-node
+    {"--ntasks", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},
+    {"--nnodes", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
+    {"-H", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
+    {"--node-rank", "the rank of the first worker here is --first-rank"},
+    {"--master-", "the head's address is --head HOST:PORT"},
+    {"--rdzv-", "the head's address is --head HOST:PORT"},
+    {"-x", "a variable for the hosts is --env"},
+};
+
+const Foreign* find_foreign(const std::string& word) {
+  std::string name = word;  // torchrun takes both spellings
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto* const found =
+      std::find_if(std::begin(kForeign), std::end(kForeign),
+                   [&](const Foreign& foreign) { return name.starts_with(foreign.beginning); });
+  return found == std::end(kForeign) ? nullptr : found;
+}
+
+uint32_t parse_count(const std::string& text) {
+  if (const std::string fault = count_fault(text); !fault.empty()) throw CLI::ValidationError("-n", fault);
+  return static_cast<uint32_t>(std::stoul(text));
+}
+
+// A part after the first: [-n N] [--] COMMAND ARGUMENT...
+Part parse_part(const std::vector<std::string>& words) {
+  Part part{1, {}};
+  size_t next = 0;
+  if (!words.empty() && find_foreign(words[0]))
+    throw CLI::ValidationError("COMMAND", unknown_word_fault(words[0]));
+  if (!words.empty() && (words[0] == "-n" || words[0] == "--workers")) {
+    if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
+    part.workers = parse_count(words[1]);
+    next = 2;
+  }
+  if (next < words.size() && words[next] == "--") ++next;
+  part.command.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
+  return part;
+}
+
+}  // namespace
+
+std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::string& separator,
+                              uint32_t workers) {
+  std::vector<std::vector<std::string>> pieces(1);
+  for (const auto& word : words) {
+    if (word == separator) {
+      pieces.emplace_back();
+    } else {
+      pieces.back().push_back(word);
+    }
+  }
+  std::vector<Part> parts{{workers, pieces[0]}};
+  for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
+  for (const auto& part : parts)
+    if (part.command.empty())
+      throw CLI::ValidationError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
+  return parts;
+}
+
+// CLI11 reads mpirun's -np as -n with the value p.
+std::string count_fault(const std::string& text) {
+  std::string fault = whole_number(1, kMostWorkers)(text);
+  if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
+  return fault;
+}
+
+// CLI11 takes what follows the ":" for options of the first command.
+std::string missing_separator_fault(const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), ":") == words.end() ? "" : unknown_word_fault(":");
+}
+
+std::string unknown_word_fault(const std::string& word) {
+  if (!word.starts_with('-'))
+    return "'" + word +
+           "' is no option of dsgd run; write -- before the workers' command: dsgd run [OPTIONS] -- COMMAND";
+  const Foreign* const foreign = find_foreign(word);
+  return foreign ? "unknown option '" + word.substr(0, word.find('=')) + "'; " + foreign->own : "";
+}
+
+}  // namespace dsgd_tool

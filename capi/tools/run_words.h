@@ -1,0 +1,31 @@
+// The words of the command line of `dsgd run`: the commands after "--", and errors in the words before it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dsgd_tool {
+
+// Some workers with the same command line.
+struct Part {
+  uint32_t workers;
+  std::vector<std::string> command;
+};
+
+// Reads the words after "--", of which `separator` divides the commands. `workers` are those of the first
+// one. Throws a CLI::ValidationError.
+std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::string& separator,
+                              uint32_t workers);
+
+// Returns the error in the value of -n, or "".
+std::string count_fault(const std::string& text);
+
+// Returns the error in a command line "run ..." without "--" that the parser of options would misread, or "".
+std::string missing_separator_fault(const std::vector<std::string>& words);
+
+// Returns the error of a word before "--" that the parser of options does not know: another launcher's
+// option, or a word that is no option. "": it is like no word of these.
+std::string unknown_word_fault(const std::string& word);
+
+}  // namespace dsgd_tool
