@@ -193,8 +193,9 @@ void ClientConnection::answered(uint64_t id, const Status& status) {
 
 void ClientConnection::revoke(uint64_t operation) {
   bulk_.drop(operation);
+  std::vector<Done> kept;  // each may own its span, which the link still reads
   for (auto& [id, chunk] : in_flight_) {
-    if (chunk.operation == operation) chunk.done = nullptr;
+    if (chunk.operation == operation) kept.push_back(std::exchange(chunk.done, nullptr));
   }
   if (!link_) return;
   link_->revoke([this, operation](uint64_t id) {
