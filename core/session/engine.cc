@@ -439,13 +439,14 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
   const uint64_t call = request.call;
   ++channels_[0].next_call;
   const uint64_t watch = stalls_.begin([this, call] { return waiting(call); });
-  step_.begin(std::move(request), [this, watch, done = std::move(done)](const Status& status,
-                                                                        const StepResult& result) {
+  step_.begin(std::move(request), [this, call, watch, done = std::move(done)](const Status& status,
+                                                                              const StepResult& result) {
     stalls_.end(watch);
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
       compared_ = result.all_done;
+      warn_of_departed(call);
     } else if (status.code() == Code::kDiverged) {
       torn_ = status;
     } else if (!step_.failed_in_agreement()) {
@@ -551,7 +552,7 @@ void Engine::fail_pending(const Status& cause) {
   }
 }
 
-void Engine::read_last_values(transport::Time deadline, std::function<void()> then) {
+void Engine::compare_last_values(transport::Time deadline, std::function<void()> then) {
   if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok())
     return then();
   step_.digest_values(deadline,
@@ -567,13 +568,15 @@ void Engine::read_last_values(transport::Time deadline, std::function<void()> th
 }
 
 void Engine::compare_goodbyes() {
-  if (last_digests_.empty() || !divergence_.ok()) return;
+  if (last_digests_.empty()) return;
   std::map<int32_t, std::vector<uint64_t>> digests = {{rank(), last_digests_}};
   for (const auto& [other, goodbye] : goodbyes_) {
     if (goodbye.steps == next_step_) digests[other] = goodbye.digests;
   }
-  divergence_ = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
-  if (!divergence_.ok()) log_->error(divergence_.message());
+  // Further goodbyes may show that another rank is the one that differs.
+  Status found = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
+  if (!found.ok() && found.message() != divergence_.message()) log_->error(found.message());
+  divergence_ = std::move(found);
 }
 
 void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) {
@@ -618,8 +621,19 @@ void Engine::await_verdict(const Status& why, int32_t peer, const Status& cause)
   });
 }
 
+// The step has gone on without workers that have closed their sessions.
+void Engine::warn_of_departed(uint64_t call) {
+  std::erase_if(departed_, [&](int32_t rank) {
+    if (!mesh_->peers.left_before(rank, operation_number(call, 0))) return false;
+    log_->warning("training goes on without " + mesh_->members().name(rank) +
+                  ", which has closed its session; its model keeps the values that it had then");
+    return true;
+  });
+}
+
 void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
+  departed_.push_back(rank);
   mesh_->peers.complete_departure(rank);
   objects_.peer_left(rank);
   if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());

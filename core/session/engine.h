@@ -126,9 +126,10 @@ class Engine final : public SessionEvents {
   }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
-  // Reads the values before close(), which tells the other workers their digests. `then` is called when they
-  // are read, or need not be: the last step has compared them, or has failed half-way.
-  void read_last_values(transport::Time deadline, std::function<void()> then);
+  // Digests the values and compares them with goodbyes that have come; close() sends the digests. Does
+  // nothing for a single worker, before the first step, after a failure, or if the last step has compared all
+  // values. Calls `then` in every case.
+  void compare_last_values(transport::Time deadline, std::function<void()> then);
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
   uint64_t close(const Status& cause);
@@ -257,6 +258,7 @@ class Engine final : public SessionEvents {
   };
   void fail_pending(const Status& cause);
   void compare_goodbyes();
+  void warn_of_departed(uint64_t call);
   Status no_memory(const std::string& what) const;
   struct Channel {
     uint64_t next_call = 1;
@@ -275,6 +277,7 @@ class Engine final : public SessionEvents {
     std::vector<uint64_t> digests;
   };
   std::map<int32_t, LastDigests> goodbyes_;  // of workers that have closed, by rank
+  std::vector<int32_t> departed_;            // without which no step has gone on yet
   Status divergence_;
 };
 

@@ -115,7 +115,7 @@ Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& o
     if (!operation->done()) operation->end(alive());
     return operation;
   }
-  impl.post_async(operation, [] {});
+  impl.post_async(operation, [] {});  // lists it; the thread below ends it
   const Status started =
       impl.environment->start_thread("dsgd-join", [&impl, deadline, limit, call]() mutable {
         impl.join(deadline, limit);
@@ -178,9 +178,10 @@ Status Session::Impl::joined() {
 Status Session::joined() const { return impl_->joined(); }
 
 Status Session::Impl::attempt_join(transport::Time deadline, const std::string& limit) {
-  if (Status status = worker->prepare(); !status.ok()) {
+  const auto in_words = [&](const Status& status) {
     return status.code() == Code::kTimeout ? late_join(limit, status.message()) : status;
-  }
+  };
+  if (const Status status = worker->prepare(); !status.ok()) return in_words(status);
   for (;;) {
     const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
     auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
@@ -202,7 +203,7 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
     // it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline)
       return joined->status();
-    if (Status status = worker->setup_again(); !status.ok()) return status;
+    if (const Status status = worker->setup_again(); !status.ok()) return in_words(status);
   }
 }
 
@@ -256,18 +257,17 @@ Status Session::close(std::chrono::milliseconds timeout) {
   Impl& impl = *impl_;
   {
     std::lock_guard lock(impl.call_mutex);
-    if (impl.closed) return {};
+    if (impl.closed) return impl.diverged;
     impl.closing = true;
     const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
     impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
   }
   std::lock_guard closing(impl.close_mutex);
-  if (impl.closed) return {};
+  if (impl.closed) return impl.diverged;
   const transport::Time deadline = impl.close_until;
   impl.leave_unmarked_step();
   impl.leave(deadline, timeout.count() != 0);
-  Status diverged;
-  transport::run_and_wait(impl.loop(), [&] { diverged = impl.engine().divergence(); });
+  transport::run_and_wait(impl.loop(), [&] { impl.diverged = impl.engine().divergence(); });
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
   {
@@ -282,7 +282,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   std::lock_guard lock(impl.call_mutex);  // the last caller has left post(), too
   impl.closed = true;
   impl.worker.reset();
-  return diverged;
+  return impl.diverged;
 }
 
 void Session::Impl::leave(transport::Time deadline, bool compare) {
@@ -330,14 +330,16 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  if (compare) {
-    auto read = std::make_shared<std::atomic<bool>>(false);
-    const transport::Time until = now + (leave_until - now) / 2;  // the rest is for the leaving
-    loop().run([this, until, read] { engine().read_last_values(until, [read] { *read = true; }); }, *read,
-               until + kSlack);
-  }
+  if (compare) compare_last_values(now + (leave_until - now) / 2);  // the other half is for leaving
   leave_loop(left);
   loop().wait(*left, leave_until);
+}
+
+void Session::Impl::compare_last_values(transport::Time until) {
+  auto compared = std::make_shared<std::atomic<bool>>(false);
+  loop().run(
+      [this, until, compared] { engine().compare_last_values(until, [compared] { *compared = true; }); },
+      *compared, until + kSlack);
 }
 
 bool Session::Impl::has_failed() {

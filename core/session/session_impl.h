@@ -155,6 +155,7 @@ struct Session::Impl {
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
   // Leaves the job, on the loop. `left` is set when the head has answered.
+  void compare_last_values(transport::Time until);
   void leave_loop(const std::shared_ptr<std::atomic<bool>>& left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
@@ -223,6 +224,7 @@ struct Session::Impl {
   std::atomic<bool> ended{false};
   std::atomic<bool> drained{false};  // ended, and no call is in progress
   bool closed = false;
+  Status diverged;      // as the first close() has found
   bool opened = false;  // there is a loop, and so something to end
   enum class Membership { kJoining, kJoined, kFailed };
   std::atomic<Membership> membership{Membership::kJoining};  // written on the loop, after what it stands for

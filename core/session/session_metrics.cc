@@ -65,8 +65,7 @@ Result<std::string> Session::metrics() const {
   out.sample({}, steps.travel.seconds());
   out.gauge("memory_bytes", "bytes",
             "Memory held: values and gradients that the library has allocated; optimizer state and master "
-            "values; buffers of "
-            "steps; objects.");
+            "values; buffers of steps; objects.");
   out.sample({{"use", "tensors"}}, impl_->allocated.value());
   out.sample({{"use", "optimizer"}}, steps.state.value());
   out.sample({{"use", "steps"}}, steps.buffers.value());

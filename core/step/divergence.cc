@@ -39,8 +39,9 @@ Status diverged(const std::string& when, const std::string& what) {
   return Status(
              Code::kDiverged,
              when + ": models differ: " + what +
-                 "; a host has written into values of one of them only, or memory or transport have changed "
-                 "bits; load a checkpoint or start a new session")
+                 "; a host has changed values of one of them only (with an optimizer of its own, by other "
+                 "settings or another number of updates), or memory or transport have changed bits; load a "
+                 "checkpoint or start a new session")
       .with_operation(when);
 }
 

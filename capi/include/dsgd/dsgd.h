@@ -73,9 +73,10 @@
  *              return at once.
  *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting). A collective
  *              call ends within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is
- *              noticed within `lease`. The error names who is missing. A step or another collective call that
- *              has not ended after `stall_warning` logs a warning with the missing workers and, of a step,
- *              the missing parameters.
+ *              noticed within `lease`. The error names who is missing, and may come up to 100 ms later, so
+ *              that workers agree on it. A step or another collective call that has not ended after
+ *              `stall_warning` logs a warning with the missing workers and, of a step, the missing
+ *              parameters.
  *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 waits until the operation's own deadline:
  *              `step_timeout`, for joining `init_timeout`, or the timeout_ms in the options of the operation.
  *              dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for events that have no deadline: with
@@ -112,9 +113,10 @@
  *              this handshake a connection is neither encrypted nor authenticated: an attacker who can change
  *              packets can change gradients.
  *   Forking    In a child made by fork(), every call on a session, a parameter, a replica, an op or a head of
- *              the parent returns DSGD_ERR_FORKED. *_free and dsgd_finalize work and touch nothing outside
- *              the process. Handles without outside resources (configurations, errors, objects, data shards,
- *              log records, dsgd_memory) keep working in the child, which may open sessions of its own.
+ *              the parent returns DSGD_ERR_FORKED. *_free works, and dsgd_finalize frees the handle; both
+ *              touch nothing outside the process. Handles without outside resources (configurations, errors,
+ *              objects, data shards, log records, dsgd_memory) keep working in the child, which may open
+ *              sessions of its own.
  *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to`
  *              says so, and lets no exception out. A worker without memory for a buffer (of a bucket, a
  *              message or an object) fails the session on all workers with DSGD_ERR_NO_MEMORY. If a process
@@ -355,14 +357,17 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               dsgd_step).
  *   Comparison  Unless timeout_ms is 0, the values of this worker's first replica are compared with those of
  *               the other workers that close after the same step; so buffers of dsgd_bind are read. A step
- *               with all_done = 1 has compared them already. If values differ, the session is closed, and the
- *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step).
- *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed.
+ *               with all_done = 1 has compared them already. Reading them takes a pass over the values, which
+ *               the limits below do not include. If values differ, the session is closed, and the
+ *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Values on a GPU that does
+ *               not give them within half of the limit under Peers are not compared; a warning says so.
+ *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed,
+ *               and with the same result.
  *               dsgd_abort ends the waiting.
- *   GPUs        The call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further GPU),
- *               then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory when
- *               the GPU is done.
- * Blocks: see Operations, Peers and GPUs. */
+ *   GPUs        Last, the call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further
+ *               GPU), then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory
+ *               when the GPU is done.
+ * Blocks: see Operations, Peers, Comparison and GPUs. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed.
@@ -372,9 +377,10 @@ DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_erro
  * frees an open session in a thread of its own, as those of the bindings do. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
-/* Calls dsgd_close(session, -1, NULL), then dsgd_session_free, and returns what dsgd_close has returned. NULL
- * is fine. A process may exit() with open sessions. They work until the library's own destructors run, which is after the program's atexit()
- * functions and static destructors; later calls return DSGD_ERR_CLOSED.
+/* Calls dsgd_close(session, -1, NULL), then dsgd_session_free, and returns what dsgd_close has returned; call
+ * dsgd_close first to get the error itself. NULL is fine. A process may exit() with open sessions. They work
+ * until the library's own destructors run, which is after the program's atexit() functions and static
+ * destructors; later calls return DSGD_ERR_CLOSED.
  * Blocks: as dsgd_close with timeout_ms -1. */
 DSGD_API int32_t dsgd_finalize(dsgd_session *session);
 
@@ -561,7 +567,7 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
  * Ownership: dsgd's. They live until both the session and the last dsgd_memory of them are freed, so they
  * outlive dsgd_close.
  * Threads: one thread at a time.
- * Blocks: on a GPU, up to `step_timeout`, while it is busy with work of the host.
+ * Blocks: on a GPU, up to `step_timeout` for each buffer, while it is busy with work of the host.
  * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
@@ -717,8 +723,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
  *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
  *                step, so that a difference that lasts is found within 64 steps. The step with all_done = 1
- *                and dsgd_close compare all of them. The step with all_done = 1 also
- *                compares a worker's replicas on the cpu with each other (not with the optimizer "none").
+ *                and dsgd_close compare all of them. The step with all_done = 1 also compares a worker's
+ *                replicas on the cpu with each other (not with the optimizer "none").
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
  *                message names the first parameter that differs, and the ranks.
  *   Checksums    Where `checksum` is on, bytes that change between two workers are found before they are
@@ -963,10 +969,9 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * alone, and worker r of W takes every W-th index from the r-th on.
  *
  * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
- * The split may change with the view; in version 1.0 the view does not change. A step that commits consumes
- * the indices that dsgd_shard_next has returned since the step that committed before it: after a change of
- * the view, indices that no committed step has consumed are returned again. A shard may outlive its session,
- * and then keeps the last split.
+ * A step that commits consumes the indices that dsgd_shard_next has returned since the step that committed
+ * before it. The split may change with the view; in version 1.0 the view does not change. A shard may outlive
+ * its session, and then keeps the last split.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 

@@ -171,6 +171,7 @@ Closing close_in_turn(const std::function<void(Trainer&, int rank)>& before,
     Error error;
     closing.status[place] = dsgd_close(session, -1, error);
     closing.message[place] = error.error ? error.message() : "";
+    EXPECT_EQ(dsgd_close(session, -1, nullptr), closing.status[place]) << "the same again";
     closed[place].set_value();
   });
   return closing;
@@ -214,6 +215,26 @@ TEST(Integrity, AfterTheStepInWhichAllWereDoneValuesAreTheHosts) {
   });
   EXPECT_EQ(closing.status[0], DSGD_OK) << closing.message[0];
   EXPECT_EQ(closing.status[1], DSGD_OK) << closing.message[1];
+}
+
+TEST(Integrity, AStepWithoutADepartedWorkerWarnsThatItsModelStays) {
+  std::promise<void> departed;
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session};
+    trainer.build("allreduce");
+    DSGD_OK_OR_FAIL(trainer.step(1, error_));
+    if (rank == 1) {
+      DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+      departed.set_value();
+      return;
+    }
+    EXPECT_EQ(logged(session).find("training goes on"), std::string::npos);
+    departed.get_future().wait();
+    DSGD_OK_OR_FAIL(trainer.step(1, error_));
+    EXPECT_NE(logged(session).find("training goes on without rank 1 ("), std::string::npos);
+    DSGD_OK_OR_FAIL(trainer.step(1, error_));
+    EXPECT_EQ(logged(session).find("training goes on"), std::string::npos) << "once";
+  });
 }
 
 TEST(Integrity, ClosingAtOnceComparesNothing) {

@@ -168,7 +168,7 @@ extern swig_intgo _wrap_dsgd_init_raw_0206f74cb374ae8e(uintptr_t arg1, swig_void
 extern swig_intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_close_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_finalize_raw_0206f74cb374ae8e(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_finalize_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_abort_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_26 arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(uintptr_t arg1);
@@ -915,9 +915,11 @@ func Dsgd_session_free(arg1 uintptr) {
 	C._wrap_dsgd_session_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
 }
 
-func Dsgd_finalize(arg1 uintptr) {
+func Dsgd_finalize(arg1 uintptr) (_swig_ret int) {
+	var swig_r int
 	_swig_i_0 := arg1
-	C._wrap_dsgd_finalize_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r = (int)(C._wrap_dsgd_finalize_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	return swig_r
 }
 
 func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {

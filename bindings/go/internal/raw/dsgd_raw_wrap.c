@@ -1201,13 +1201,16 @@ void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_finalize_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_finalize_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
 
-  dsgd_finalize(arg1);
-
+  result = (int32_t)dsgd_finalize(arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
 }
 
 
