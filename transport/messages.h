@@ -143,7 +143,7 @@ struct DeleteObject {
   uint64_t view = 0;
   int32_t rank = -1;  // the sender
   std::string name;
-  uint64_t put = 0;  // 0, to rank 0: the put that has the name there
+  uint64_t put = 0;  // 0 in a request to rank 0: the put that holds the name
 };
 struct FetchObject {  // asks the receiver for the object's data from `offset` on
   uint64_t view = 0;

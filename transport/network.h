@@ -207,8 +207,8 @@ class Environment {
   virtual Status start_thread(const std::string& /*name*/, std::function<void()> /*program*/) {
     return Status(Code::kUnsupported, "this environment has no threads");
   }
-  // Until when the networks may block to resolve a name; kNever at first. Also for a call under way. Any
-  // thread.
+  // Sets the time at which blocking to resolve a host name ends with kTimeout, for calls under way, too.
+  // Default: kNever. Any thread.
   virtual void limit_resolving(Time /*until*/) {}
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node

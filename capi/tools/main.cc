@@ -79,6 +79,10 @@ std::string unknown_words(const CLI::App& sub) {
        sub.get_options([](const CLI::Option* o) { return !o->get_group().empty(); })) {
     for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
   }
+  const std::string key = name.substr(std::min(name.size(), name.find_first_not_of('-')));
+  const OwnedConfig config(dsgd_config_new());
+  if (sub.get_name() == "run" && dsgd_config_value(config.get(), key.c_str()))
+    return "unknown option '" + name + "'; " + key + " is a configuration key: --set " + key + "=VALUE";
   const std::string nearest = dsgd::nearest_name(name, known);
   return "unknown option '" + name + "'" + (nearest.empty() ? "" : ", did you mean '" + nearest + "'?") +
          "; see `dsgd " + sub.get_name() + " --help`";
@@ -92,7 +96,7 @@ int run_tool(int argc, char** argv) {
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
   if (words.empty() && !own.empty() && own.front() == "run") {
-    if (const std::string fault = missing_separator_fault(own); !fault.empty()) {
+    if (const std::string fault = separator_fault(own); !fault.empty()) {
       std::fprintf(stderr, "dsgd: %s\n", fault.c_str());
       return kExitUsage;
     }

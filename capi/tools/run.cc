@@ -150,19 +150,19 @@ dsgd::config::Variables environment() {
 }
 
 // Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
-void warn_if_started_often(const std::vector<Setting>& settings) {
+void warn_if_started_several_times(const std::vector<Setting>& settings) {
   OwnedConfig config(dsgd_config_new());
   apply_to_config(settings, config);
   if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
   const auto starter = dsgd::config::find_starter(environment());
   if (!starter) return;
-  std::fprintf(
-      stderr,
-      "dsgd run: warning: %s %s several `dsgd run` (%s), and each starts a job of its own; %sgive all of "
-      "them one --head, or set launcher=none if that is intended\n",
-      starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
-      starter->evidence.c_str(),
-      starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");
+  std::fprintf(stderr,
+               "dsgd run: warning: %s %s several `dsgd run` processes (%s), and each starts its own job; "
+               "%sgive all of "
+               "them one --head, or set launcher=none if that is intended\n",
+               starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
+               starter->evidence.c_str(),
+               starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");
 }
 
 // The log of the head in this process.
@@ -244,7 +244,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   OwnedHead head;
   const bool head_is_here = !head_is_elsewhere(options);
   if (head_is_here) {
-    warn_if_started_often(settings);
+    warn_if_started_several_times(settings);
     start_head(&settings, &log, &head);
   }
   // Only the host of rank 0 reports, so that each message appears once.

@@ -12,10 +12,11 @@ namespace {
 struct Foreign {
   const char *beginning, *own;
 };
+constexpr const char* kCount = "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`";
 constexpr Foreign kForeign[] = {
-    {"-np", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},
-    {"--np", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},  // and --nproc-per-node
-    {"--ntasks", "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`"},
+    {"-np", kCount},
+    {"--np", kCount},  // and --nproc-per-node
+    {"--ntasks", kCount},
     {"--nnodes", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
     {"-H", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
     {"--node-rank", "the rank of the first worker here is --first-rank"},
@@ -82,7 +83,7 @@ std::string count_fault(const std::string& text) {
 }
 
 // CLI11 takes what follows the ":" for options of the first command.
-std::string missing_separator_fault(const std::vector<std::string>& words) {
+std::string separator_fault(const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), ":") == words.end() ? "" : unknown_word_fault(":");
 }
 

@@ -21,11 +21,12 @@ std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::
 // Returns the error in the value of -n, or "".
 std::string count_fault(const std::string& text);
 
-// Returns the error in a command line "run ..." without "--" that the parser of options would misread, or "".
-std::string missing_separator_fault(const std::vector<std::string>& words);
+// Returns the error of a command line "run ..." without "--" that divides commands by ":", or "".
+std::string separator_fault(const std::vector<std::string>& words);
 
-// Returns the error of a word before "--" that the parser of options does not know: another launcher's
-// option, or a word that is no option. "": it is like no word of these.
+// Returns the error of a word before "--": an option of another launcher, or a word that is no option.
+// Returns
+// "" for an unknown option that resembles none of theirs.
 std::string unknown_word_fault(const std::string& word);
 
 }  // namespace dsgd_tool

@@ -26,12 +26,12 @@ std::string describe_member(const transport::MemberInfo& member) {
          member.host + ", pid " + std::to_string(member.pid) + ")";
 }
 
-const char* possible_cut(const transport::MemberInfo& member) {
-  const bool loopback = !member.addresses.empty() && is_loopback(member.addresses.front());
-  return loopback
-             ? "the two run in different containers, where a loopback address of one does not lead to the "
-               "other; in that case set `interface` or `listen` to a network that both share"
-             : "a firewall is between them";
+const char* reason_for_cut(const transport::MemberInfo& member) {
+  if (!member.addresses.empty() && is_loopback(member.addresses.front()))
+    return "the workers run in different containers, and a loopback address does not lead from one to "
+           "another; "
+           "set `interface` or `listen` to a network that all share";
+  return "a firewall separates the workers";
 }
 
 }  // namespace dsgd

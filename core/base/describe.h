@@ -14,7 +14,7 @@ std::string describe_duration(transport::Duration duration);
 std::string describe_candidate(const transport::MemberInfo& member);
 // "rank 2 (worker 'w2' on host nodeb, pid 4242)"
 std::string describe_member(const transport::MemberInfo& member);
-// Says why a worker may be out of reach of another one although both run, to follow "perhaps" or "or".
-const char* possible_cut(const transport::MemberInfo& member);
+// Returns a clause that says why others may not reach a worker that runs.
+const char* reason_for_cut(const transport::MemberInfo& member);
 
 }  // namespace dsgd

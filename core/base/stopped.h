@@ -5,7 +5,8 @@
 
 namespace dsgd {
 
-// A timer for `due` fires. If that is more than half a lease late, this process did not run.
+// Returns whether this process was stopped: a timer that was due at `due` fires at `now`, more than half a
+// lease late.
 inline bool was_stopped(transport::Time due, transport::Time now, transport::Duration lease) {
   return now - due > lease / 2;
 }

@@ -180,7 +180,7 @@ Status Config::with_misspelt_variables(const Status& status) const {
     const auto key = std::find_if(config_keys().begin(), config_keys().end(),
                                   [&](const ConfigKey& one) { return nearest == one.environment; });
     if (key == config_keys().end() || given(key->name) || !named.insert(nearest).second) continue;
-    text += "; the environment has " + name + ", which is no key: did you mean " + nearest + "?";
+    text += "; the environment has the unknown variable " + name + ": did you mean " + nearest + "?";
   }
   return Status(status.code(), text).with_parameter(status.parameter());
 }

@@ -53,11 +53,12 @@ class Config {
   // Text of a configuration file; `name` is for messages ("job.conf:3: ..."). All or nothing.
   Status parse(std::string_view text, const std::string& name);
   // Gives num_workers, rank, head and job the values that a foreign launcher (torchrun, mpirun, srun) says,
-  // where nothing else gives them. For workers, before validate(). Errors are as those of validate().
+  // where nothing else gives them. For workers, before validate(). An error names misspelt variables, as in
+  // validate().
   Result<LauncherNote> apply_launcher();
   // Errors that wait for dsgd_init: bad values in the environment, keys that do not go together.
   // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
-  // An error also names the unknown variables that resemble one of a key that is not given.
+  // An error also names each unknown variable that resembles the variable of a key without a value.
   Status validate(bool for_head = false) const;
   // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software
   // uses such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the

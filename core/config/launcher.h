@@ -41,7 +41,8 @@ struct Starter {
   bool understood = false;         // by find_launch()
 };
 
-// For a process that starts a job itself, where it is meant to run once. A script of a Slurm allocation does.
+// Returns the launcher that started several copies of this process. `dsgd run` warns of it. Ignores
+// SLURM_NTASKS, which a batch script that runs once has, too.
 std::optional<Starter> find_starter(const Variables& variables);
 
 // First host of Slurm's list, for example "rack01-n7" of "rack[01-03]-n[7,9],login".

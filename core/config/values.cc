@@ -37,8 +37,8 @@ std::string address_fault(std::string_view text, const std::string& any_port) {
     const size_t path = text.size() - std::string_view("unix:").size();
     if (path == 0) return "has no path; write unix:PATH";
     if (path > kLongestSocketPath)
-      return "has a path of " + std::to_string(path) + " bytes, but " + std::to_string(kLongestSocketPath) +
-             " are the most of a Unix socket; choose a shorter folder";
+      return "has a path of " + std::to_string(path) + " bytes, but a Unix socket's has at most " +
+             std::to_string(kLongestSocketPath) + "; choose a shorter path";
     return "";
   }
   const size_t colon = text.rfind(':');

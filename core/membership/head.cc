@@ -340,25 +340,26 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                    "; every worker gets one more lease");
     }
     if (verdict.lost.empty()) return schedule_check();
-    std::string others;
+    std::string all, others;  // others: without the first
     for (const size_t rank : verdict.lost) {
       workers[rank].lost = true;
-      if (rank != verdict.lost.front()) others += ", " + describe_member(workers[rank].info);
+      const std::string name = describe_member(workers[rank].info);
+      if (!all.empty()) others += (others.empty() ? "" : ", ") + name;
+      all += (all.empty() ? "" : ", ") + name;
     }
     const size_t first = verdict.lost.front();
     const std::string silence =
         "no heartbeat for " + describe_duration(leases.silence(first, now)) + " (lease)";
     if (is_deaf(now)) {
-      return break_job(head_at_fault(" hears no worker: " + silence + " from " +
-                                     describe_member(workers[first].info) + others +
+      return break_job(head_at_fault(" hears no worker: " + silence + " from " + all +
                                      "; it is cut off, or all of them have stopped"));
     }
     const ServerChannel* const control = workers[first].control;
     break_job(lost_worker(
         workers[first].info,
-        silence + (control ? "; it had joined from " + control->address() : std::string()) +
+        silence + (control ? "; it joined from " + control->address() : std::string()) +
             "; it is stopped or suspended, or the network or a firewall cuts it off from the head" +
-            (others.empty() ? "" : "; silent too: " + others.substr(2))));
+            (others.empty() ? "" : "; silent too: " + others)));
   }
 
   std::string head_name() const {
@@ -434,7 +435,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     std::map<int32_t, int> cuts;  // by rank
     for (const auto& [pair, why] : cut_pairs) {
       const auto [low, high] = pair;
-      ++cuts[low], ++cuts[high];
+      ++cuts[low];
+      ++cuts[high];
       if (has_left(low) || has_left(high)) continue;
       if (!has_renewed_since(cut_reported, low) || !has_renewed_since(cut_reported, high))
         return decide_cut_after(options.lease / 20);  // if it does not renew, check_leases() declares it lost
@@ -461,7 +463,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     return Status(Code::kWorkerLost, describe_member(cut_off) + " is cut off from " + others +
                                          ", though the head reaches all of them (" + first_why +
-                                         "); perhaps " + possible_cut(cut_off))
+                                         "); perhaps " + reason_for_cut(cut_off))
         .with_rank(cut_off.rank, cut_off.host);
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <optional>
+#include <type_traits>
 
 #include "core/base/catch_bad_alloc.h"
 #include "core/base/stopped.h"
@@ -26,6 +27,24 @@ constexpr size_t kClaimsOfARank = 4;  // connections of one rank that may wait f
 
 // Shorter waits for a peer are not worth a span of the trace.
 constexpr transport::Duration kTracedWait = std::chrono::milliseconds(1);
+
+struct Sender {
+  uint64_t view;
+  int32_t rank;
+};
+
+// Returns the sender of a message about an object; none for other messages.
+std::optional<Sender> about_object(const Message& message) {
+  return std::visit(
+      [](const auto& part) -> std::optional<Sender> {
+        using T = std::decay_t<decltype(part)>;
+        if constexpr (std::is_same_v<T, transport::PutObject> || std::is_same_v<T, transport::DeleteObject> ||
+                      std::is_same_v<T, transport::FetchObject>)
+          return Sender{part.view, part.rank};
+        return std::nullopt;
+      },
+      message);
+}
 
 }  // namespace
 
@@ -473,23 +492,6 @@ void Peers::drop_early(const ServerChannel& channel, const Status& why) {
   }
   std::erase_if(early_, [&](const Early& early) { return early.channel == &channel; });
 }
-
-namespace {
-struct Sender {
-  uint64_t view;
-  int32_t rank;
-};
-
-// Returns the sender of a message about an object; none for other messages.
-std::optional<Sender> about_object(const Message& message) {
-  return std::visit(
-      [](const auto& part) -> std::optional<Sender> {
-        if constexpr (requires { part.put; }) return Sender{part.view, part.rank};
-        return std::nullopt;
-      },
-      message);
-}
-}  // namespace
 
 void Peers::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   note_use(channel);

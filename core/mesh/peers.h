@@ -126,7 +126,7 @@ class Peers final : public transport::ServerHandler {
 
   bool alone() const;  // all others have left
   bool has_left(int32_t rank) const { return peers_[rank].presence == Presence::kLeft; }
-  // False for a rank that is no peer.
+  // Returns whether a goodbye or the head says that `rank` has left. False for ranks that are no peers.
   bool is_leaving(int32_t rank) const {
     return members_.is_peer(rank) && peers_[rank].presence != Presence::kPresent;
   }
@@ -146,7 +146,7 @@ class Peers final : public transport::ServerHandler {
   // Takes the head's news that `rank` has left. If the rank is connected to this worker, waits at most two
   // leases for its goodbye, which comes behind its data.
   void note_departure(int32_t rank, uint64_t departure_call);
-  // Marks `rank` as left and fails the operations that need it. Follows on_peer_departed().
+  // Marks `rank` as left and fails the operations that need it. The session calls it in on_peer_departed().
   void complete_departure(int32_t rank);
   // Says goodbye and closes all connections after flushing. `departure_call`: the first call that this worker
   // does not make, from which on steps may go on without it; 0: none may.

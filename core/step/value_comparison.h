@@ -1,6 +1,6 @@
 // Digests of this worker's values, by which workers find out whether their models are equal: a part of the
-// values in each step's header, all of them when nobody has data left and when a header's part differs
-// (divergence.h names the parameter).
+// values in each step's header; all of them when no worker has data left, when a header's part differs, and
+// when the session closes (divergence.h names the parameter).
 //
 // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found
 // within K steps for 1/K of a pass over the values.

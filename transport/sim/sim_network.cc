@@ -74,9 +74,7 @@ struct Dial : std::enable_shared_from_this<Dial> {
   }
 
   void too_late() {
-    const Status why(Code::kUnreachable, "no answer from " + text +
-                                             " before the deadline; check that it runs and that no "
-                                             "firewall is between");
+    const Status why(Code::kUnreachable, "no answer from " + text + " before the deadline");
     if (auto connected = end.lock()) {
       connected->fail_dial(why);
     } else {

@@ -1,6 +1,6 @@
-// Resolves host names. The system's resolver blocks until the name server answers, so it runs on a thread of
-// its own, which is left to itself once nobody waits for it. libuv's resolver would keep its loop from
-// closing until then.
+// Resolves host names. The system's resolver blocks until the name server answers, so it runs on a detached
+// thread, whose answer is dropped if the caller has stopped waiting. libuv's resolver would keep its loop
+// from closing until then.
 #pragma once
 
 #include <condition_variable>

@@ -88,7 +88,7 @@ TEST_F(ConfigTest, an_error_of_init_names_a_misspelt_variable) {
   dsgd_session* session = nullptr;
   EXPECT_EQ(dsgd_init(nullptr, &session, &error_), DSGD_ERR_INVALID_ARGUMENT);
   EXPECT_STREQ(dsgd_error_parameter(error_), "num_workers");
-  EXPECT_THAT(dsgd_error_message(error_), HasSubstr("DSGD_NUM_WORKER, which is no key: did you mean "
+  EXPECT_THAT(dsgd_error_message(error_), HasSubstr("the unknown variable DSGD_NUM_WORKER: did you mean "
                                                     "DSGD_NUM_WORKERS?"));
 }
 

@@ -254,7 +254,7 @@ TEST(Config, messages_name_the_remedy) {
       {"head",
        "unix:/tmp/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/"
        "0123456789/0123456789",
-       "has a path of 114 bytes, but 107 are the most of a Unix socket; choose a shorter folder"},
+       "has a path of 114 bytes, but a Unix socket's has at most 107; choose a shorter path"},
       {"devices", "cuda:0,gpu:1",
        "key 'devices': 'cuda:0,gpu:1' is not a list of devices: unknown device 'gpu:1'; use cpu or cuda:N; "
        "auto, as "
@@ -380,17 +380,18 @@ TEST(Config, errors_name_misspelt_variables_of_keys_that_are_not_given) {
     const auto note = config.apply_launcher();
     return (note.ok() ? config.validate() : note.status()).message();
   };
-  EXPECT_THAT(error({{"DSGD_NUM_WORKER", "4"}, {"DSGD_HEAD", "127.0.0.1:7700"}}),
-              AllOf(HasSubstr("'num_workers' is not"),
-                    testing::EndsWith("; the environment has DSGD_NUM_WORKER, which is no key: did you mean "
-                                      "DSGD_NUM_WORKERS?")));
+  EXPECT_THAT(
+      error({{"DSGD_NUM_WORKER", "4"}, {"DSGD_HEAD", "127.0.0.1:7700"}}),
+      AllOf(HasSubstr("'num_workers' is not"),
+            testing::EndsWith("; the environment has the unknown variable DSGD_NUM_WORKER: did you mean "
+                              "DSGD_NUM_WORKERS?")));
   EXPECT_THAT(error({{"DSGD_NUM_WORKERS", "4"}, {"DSGD_HAED", "h:1"}}),
-              HasSubstr("has DSGD_HAED, which is no key: did you mean DSGD_HEAD?"));
+              HasSubstr("has the unknown variable DSGD_HAED: did you mean DSGD_HEAD?"));
   EXPECT_THAT(error({{"DSGD_RANK", "3"}, {"DSGD_NUMWORKERS", "4"}}),
-              AllOf(HasSubstr("'rank'"), HasSubstr("has DSGD_NUMWORKERS")));
+              AllOf(HasSubstr("'rank'"), HasSubstr("variable DSGD_NUMWORKERS:")));
   // An error of a launcher's environment.
   EXPECT_THAT(error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"DSGD_HED", "h:1"}}),
-              AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("has DSGD_HED,")));
+              AllOf(HasSubstr("MASTER_ADDR"), HasSubstr("variable DSGD_HED:")));
   // The key is given, or the variable resembles none.
   EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_LEESE", "1s"}, {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""}}),
               testing::Not(HasSubstr("the environment has")));

@@ -384,7 +384,7 @@ TEST_F(HeadTest, ASilentWorkerIsLostWithinItsLeaseAndEverybodyIsTold) {
     EXPECT_THAT(
         news(i).message(),
         HasSubstr(
-            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease); it had "
+            "rank 2 (worker 'w2' on host nodew2, pid 150) was lost: no heartbeat for 10.0 s (lease); it "
             "joined from 10.0.0.9:4711"));
   }
   EXPECT_EQ(renew(2).status().rank(), 2);

@@ -21,7 +21,8 @@ bool released = false;
 
 }  // namespace
 
-// Replaces the system's resolver in this program. The name is unknown, which shows after its release.
+// Replaces the system's resolver in this program. Blocks for kName until `released`, then reports an unknown
+// name.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* node, const char* service,
                                                                   const addrinfo* hints, addrinfo** list) {
   if (!node || std::strcmp(node, kName) != 0) {

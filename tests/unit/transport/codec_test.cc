@@ -44,12 +44,12 @@ std::vector<Message> samples() {
           Report{6, kBig, detailed()},
           OperationFailed{kBig, 7, kBig - 1, detailed()},
           PutObject{kBig, 8, "vocabulary", kBig - 5, kBig - 2, {0, 1, 255, 0, 7}, 6, {3, 0, -7}},
-          DeleteObject{kBig, 13, "vocabulary", kBig - 8},
-          FetchObject{kBig, 14, "vocabulary", kBig - 9, kBig - 3},
           Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4},
           SessionFailed{kBig, 10, detailed()},
           HasBegun{kBig, 11, kBig - 1},
-          ReportCut{12, kBig, detailed(), 7}};
+          ReportCut{12, kBig, detailed(), 7},
+          DeleteObject{kBig, 13, "vocabulary", kBig - 8},
+          FetchObject{kBig, 14, "vocabulary", kBig - 9, kBig - 3}};
 }
 
 bool same(const Status& a, const Status& b) {

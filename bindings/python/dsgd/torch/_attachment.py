@@ -284,8 +284,8 @@ class Attachment:
     def _used_by_any_worker(self) -> Dict[TrainedParameter, bool]:
         """Returns which parameters have a gradient on some worker. With the optimizer "none", every `.grad` that is not
         None counts, because an optimizer of PyTorch applies it, zeros included."""
-        is_none = self.session._optimizer_is_none
-        used_here = [entry.used or (is_none and entry.tensor.grad is not None) for entry in self._trained]
+        counts_grads = self.session._optimizer_is_none
+        used_here = [entry.used or (counts_grads and entry.tensor.grad is not None) for entry in self._trained]
         flags = torch.tensor(used_here, dtype=torch.uint8, device="cpu")
         with _explain_worker_lost("This all-reduce finds the parameters that no worker uses (find_unused_parameters)"):
             used = self.session.allreduce(flags, "max").tolist()
@@ -338,14 +338,14 @@ class Attachment:
 
 
 @contextlib.contextmanager
-def _explain_worker_lost(collective: str) -> Iterator[None]:
-    """Runs a collective that the host did not call. Adds to a WorkerLostError what the collective is for, and that a
-    join() may be missing."""
+def _explain_worker_lost(purpose: str) -> Iterator[None]:
+    """Adds `purpose`, and that a join() may be missing, to a WorkerLostError of a collective that the host did not
+    call."""
     try:
         yield
     except WorkerLostError as error:
         error.message += (
-            f". {collective}. Where workers have different numbers of batches, each calls join() after its last one"
+            f". {purpose}. Where workers have different numbers of batches, each calls join() after its last one"
         )
         raise
 
