@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -253,6 +254,34 @@ TEST_F(GpuSession, UntrainedParametersAreSynchronised) {
       }
     }
     ok(trainer.session->close(10s));
+  }
+}
+
+// Rank 1 closes first.
+TEST_F(GpuSession, ClosingComparesValuesOnGpus) {
+  for (const std::string other : {"cuda:0", "cpu"}) {
+    for (const bool differ : {false, true}) {
+      SCOPED_TRACE(other + (differ ? ", which differs" : ""));
+      std::promise<void> closed;
+      run_ranks(2, {}, [&](int rank, const Settings& settings) {
+        Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : other});
+        ok(trainer.session->start());
+        trainer.compute(0, rank);
+        ok(trainer.session->step(1, nullptr));
+        if (rank == 1 && differ) {
+          std::vector<float> values = trainer.values(trainer.tensors[1], 0);
+          values[2500] += 1;
+          trainer.access[0].write(trainer.tensors[1].memory[0]->value, values);
+        }
+        if (rank == 0) closed.get_future().wait();
+        const Status status = trainer.session->close(10s);
+        if (rank == 1) closed.set_value();
+        EXPECT_EQ(status.code(), rank == 0 && differ ? Code::kDiverged : Code::kOk) << status.message();
+        if (differ && rank == 0) {
+          EXPECT_THAT(status.message(), HasSubstr("parameter 'p1' of rank 1 against rank 0"));
+        }
+      });
+    }
   }
 }
 
@@ -924,6 +953,29 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
     EXPECT_EQ(warnings, 1);
   }
   // It goes on, and what was left is released.
+  ASSERT_TRUE(fake_cuda::wait_for(before));
+}
+
+TEST_F(GpuSession, ClosingGoesOnWithoutComparisonWhenTheDeviceHangs) {
+  const auto before = fake_cuda::alive();
+  std::atomic<int> warnings{0};
+  const auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
+    if (record.message.find("has not compared the values") != std::string::npos) ++warnings;
+  });
+  std::promise<void> closed;
+  run_ranks(2, {{"lease", "500ms"}}, [&](int rank, const Settings& settings) {
+    Trainer trainer(open(settings, "", log), {rank == 0 ? "cuda:0" : "cpu"});
+    ok(trainer.session->start());
+    ok(trainer.session->step(1, nullptr));
+    if (rank == 1) closed.get_future().wait();
+    {
+      std::optional<fake_cuda::Pause> pause;
+      if (rank == 0) pause.emplace();
+      ok(trainer.session->close(-1ms));
+    }
+    if (rank == 0) closed.set_value();
+  });
+  EXPECT_EQ(warnings, 1);
   ASSERT_TRUE(fake_cuda::wait_for(before));
 }
 
