@@ -178,12 +178,17 @@ void Supervisor::start(const Child& child) {
   if (read(failure.read, &number, sizeof number) == sizeof number) {  // end of file: exec went well
     guard_.forget(pid);
     waitpid(pid, nullptr, 0);
+    const std::string& program = child.command[0];
     std::error_code ignored;
-    throw Failure(
-        "cannot run '" + child.command[0] + "': " + std::strerror(number) +
-        (number == EACCES && std::filesystem::is_regular_file(child.command[0], ignored)
-             ? "; make it executable (chmod +x), or run it by its interpreter: dsgd run -- python3 FILE"
-             : ""));
+    const bool is_file = std::filesystem::is_regular_file(program, ignored);
+    const char* remedy = "";
+    if (is_file && number == EACCES)
+      remedy = "; make it executable (chmod +x), or run it by its interpreter: dsgd run -- python3 FILE";
+    else if (is_file && number == ENOENT)
+      remedy = program.find('/') == std::string::npos
+                   ? "; for the file in this folder write ./ before its name"
+                   : "; the interpreter in its first line does not exist";
+    throw Failure("cannot run '" + program + "': " + std::strerror(number) + remedy);
   }
   running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),
                                                  child.on_line);

@@ -132,7 +132,7 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
     }
     case Type::kDuration:
       return number_fault(rule, value, parse_duration(value),
-                          "a duration; write for example 500ms, 10s or 5m");
+                          "a duration; write a whole number and a unit, such as 500ms, 10s or 5m");
     case Type::kSize:
       return number_fault(rule, value, parse_size(value), "a size; write for example 64K, 4M or 1G");
     case Type::kSwitch:

@@ -302,7 +302,7 @@ Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::
     auto listener = heartbeat_network_->listen(host + std::to_string(port), admission_.get(), options);
     if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
   }
-  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': each is in use on " +
+  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': all of them are in use on " +
                                          host_of(address) +
                                          "; give at least one port for each worker of a machine")
       .with_parameter("ports");

@@ -237,7 +237,8 @@ TEST(Config, messages_name_the_remedy) {
     const char *key, *value, *message;
   } cases[] = {
       {"lease", "5",
-       "key 'lease': '5' is not a duration; write for example 500ms, 10s or 5m (range 500ms..1h)"},
+       "key 'lease': '5' is not a duration; write a whole number and a unit, such as 500ms, 10s or 5m (range "
+       "500ms..1h)"},
       {"lease", "400ms", "key 'lease': '400ms' is outside 500ms..1h"},
       {"bucket_size", "4MB", "is not a size; write for example 64K, 4M or 1G"},
       {"reproducible", "yes", "key 'reproducible': 'yes' is not a switch; write 0 or 1"},
