@@ -412,7 +412,7 @@ struct UpdateKernel : UpdateParts<Stored> {
     const bool has_master = kMaster && reads_value;
     bool in_lanes = aligned(p.sum) && (!has_master || aligned(p.master));
     for (uint32_t t = 0; t < p.targets; ++t) in_lanes = in_lanes && aligned(p.target[t]);
-    for (uint32_t s = 0; s < kStates; ++s) in_lanes = in_lanes && aligned(p.state[s]);
+    for (uint32_t s = 0; s != kStates; ++s) in_lanes = in_lanes && aligned(p.state[s]);
     for_elements<kCount, kMost>(
         block, range_of(p, block), in_lanes,
         [&](auto rows, uint64_t first) {
@@ -426,38 +426,38 @@ struct UpdateKernel : UpdateParts<Stored> {
             if (reads_value) value[row] = load<kCount>(p.target[0] + i);
             if (has_master) master[row] = load<kCount>(p.master + i);
             DSGD_UNROLL
-            for (uint32_t s = 0; s < kStates; ++s) state[row][s] = load<kCount>(p.state[s] + i);
+            for (uint32_t s = 0; s != kStates; ++s) state[row][s] = load<kCount>(p.state[s] + i);
           }
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row) {
             DSGD_UNROLL
             for (uint32_t k = 0; k < kCount; ++k) {
               T own[kStates ? kStates : 1] = {};
-              for (uint32_t s = 0; s < kStates; ++s) own[s] = state[row][s].element[k];
+              for (uint32_t s = 0; s != kStates; ++s) own[s] = state[row][s].element[k];
               T& element = result[row].element[k];
               const T mean = divides ? element / p.divisor : element;
               element =
                   Update::step(p, r, mean, value_of(value[row].element[k], master[row].element[k]), own);
               value[row].element[k] = narrow<Stored>(element);
-              for (uint32_t s = 0; s < kStates; ++s) state[row][s].element[k] = own[s];
+              for (uint32_t s = 0; s != kStates; ++s) state[row][s].element[k] = own[s];
             }
           }
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row) {
             const uint64_t i = first + row * kRow<kCount>;
             DSGD_UNROLL
-            for (uint32_t s = 0; s < kStates; ++s) store(p.state[s] + i, state[row][s]);
+            for (uint32_t s = 0; s != kStates; ++s) store(p.state[s] + i, state[row][s]);
             if (has_master) store(p.master + i, result[row]);
             for (uint32_t t = 0; t < p.targets; ++t) store(p.target[t] + i, value[row]);
           }
         },
         [&](uint64_t i) {
           T own[kStates ? kStates : 1] = {};
-          for (uint32_t s = 0; s < kStates; ++s) own[s] = p.state[s][i];
+          for (uint32_t s = 0; s != kStates; ++s) own[s] = p.state[s][i];
           const T mean = divides ? p.sum[i] / p.divisor : p.sum[i];
           const T value = reads_value ? value_of(p.target[0][i], has_master ? p.master[i] : T{0}) : T{0};
           const T result = Update::step(p, r, mean, value, own);
-          for (uint32_t s = 0; s < kStates; ++s) p.state[s][i] = own[s];
+          for (uint32_t s = 0; s != kStates; ++s) p.state[s][i] = own[s];
           if (has_master) p.master[i] = result;
           for (uint32_t t = 0; t < p.targets; ++t) p.target[t][i] = narrow<Stored>(result);
         });
