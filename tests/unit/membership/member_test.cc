@@ -172,7 +172,7 @@ TEST_F(MemberTest, ASupervisedWorkerReportsAHeadThatDoesNotAnswer) {
   world_.run_for(kLease);
   ASSERT_EQ(w.reports.size(), 2u);
   EXPECT_EQ(w.reports[1].kind, WorkerReport::Kind::kDialing);
-  EXPECT_THAT(w.reports[1].text, AllOf(HasSubstr("node0:7700"), HasSubstr("firewall")));
+  EXPECT_THAT(w.reports[1].text, AllOf(HasSubstr("node0:7700"), HasSubstr("no answer")));
 }
 
 TEST_F(MemberTest, AnUnreachableHeadIsAnErrorAtTheDeadline) {
