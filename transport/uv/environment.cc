@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "transport/uv/descriptors.h"
+#include "transport/uv/guard.h"
 #include "transport/uv/network.h"
 #include "transport/uv/notifier.h"
 #include "transport/uv/origin.h"
@@ -33,22 +33,17 @@ class UvEnvironment final : public Environment {
   Status start_thread(const std::string& name, std::function<void()> program) override {
     std::lock_guard lock(mutex_);
     threads_.reserve(threads_.size() + 1);
-    // All signals are blocked from the thread's beginning: the host's handlers run in the host's threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    Status status;
     try {
+      const uv::SignalsBlocked blocked;
       threads_.emplace_back([name = name.substr(0, 15), program = std::move(program)] {
         pthread_setname_np(pthread_self(), name.c_str());
         program();
       });
     } catch (const std::system_error& error) {
-      status = Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
-                                        "; raise the limit of processes (ulimit -u)");
+      return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
+                                      "; raise the limit of processes (ulimit -u)");
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return status;
+    return {};
   }
   void limit_resolving(Time until) override { resolve_limit_->set(until); }
   std::string host_name() override {

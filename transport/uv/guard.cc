@@ -22,6 +22,14 @@ void block_all_signals() {
   pthread_sigmask(SIG_SETMASK, &all, nullptr);
 }
 
+SignalsBlocked::SignalsBlocked() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
 bool is_exhaustion(const kj::Exception& exception) {
   return std::strstr(exception.getDescription().cStr(), "std::bad_alloc") != nullptr;
 }

@@ -4,6 +4,7 @@
 
 #include <kj/exception.h>
 #include <kj/string.h>
+#include <signal.h>
 
 #include <cfenv>
 #include <string>
@@ -38,6 +39,18 @@ class DefaultFloats {
 
 void set_default_floats();
 void block_all_signals();
+// Blocks all signals on the calling thread while it starts another one, which inherits the mask: the host's
+// handlers run in the host's threads, from the new thread's beginning.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 Status to_status(const kj::Exception& exception);
 // Std::bad_alloc, as KJ has caught it here or at the peer.

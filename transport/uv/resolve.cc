@@ -1,7 +1,6 @@
 #include "transport/uv/resolve.h"
 
 #include <netdb.h>
-#include <signal.h>
 
 #include <cstring>
 #include <optional>
@@ -9,6 +8,8 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "transport/uv/guard.h"
 
 namespace dsgd::transport::uv {
 
@@ -49,15 +50,12 @@ Addresses ask_system(const ParsedAddress& address, bool passive) {
 // Calls `done` with the system's answer on a thread of its own, or at once if there can be no thread.
 template <typename Done>
 void ask_on_thread(const ParsedAddress& address, bool passive, Done done) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits the mask
   try {
+    const SignalsBlocked blocked;
     std::thread([address, passive, done] { done(ask_system(address, passive)); }).detach();
   } catch (const std::system_error& error) {
     done(Status(Code::kLimit, "cannot start a thread to resolve '" + address.host + "': " + error.what()));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace

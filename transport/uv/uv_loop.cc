@@ -33,18 +33,14 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
                                     "; raise the limit of open files (ulimit -n)");
   }
   loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
-  // Born with all signals blocked: none may be delivered before the thread could block them itself.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   Status status;
   try {
+    const SignalsBlocked blocked;
     loop->thread_ = std::thread([raw = loop.get(), thread_name] { raw->thread_main(thread_name); });
   } catch (const std::system_error& error) {
     status = Status(Code::kLimit, std::string("cannot start a communication thread: ") + error.what() +
                                       "; raise the limit of processes (ulimit -u)");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!status.ok()) {
     loop->kj_.reset();
     return status;
