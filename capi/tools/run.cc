@@ -158,8 +158,7 @@ void warn_if_started_several_times(const std::vector<Setting>& settings) {
   if (!starter) return;
   std::fprintf(stderr,
                "dsgd run: warning: %s %s several `dsgd run` processes (%s), and each starts its own job; "
-               "%sgive all of "
-               "them one --head, or set launcher=none if that is intended\n",
+               "%sgive all of them one --head, or set launcher=none if that is intended\n",
                starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
                starter->evidence.c_str(),
                starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");

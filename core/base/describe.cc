@@ -29,8 +29,7 @@ std::string describe_member(const transport::MemberInfo& member) {
 const char* reason_for_cut(const transport::MemberInfo& member) {
   if (!member.addresses.empty() && is_loopback(member.addresses.front()))
     return "the workers run in different containers, and a loopback address does not lead from one to "
-           "another; "
-           "set `interface` or `listen` to a network that all share";
+           "another; set `interface` or `listen` to a network that all share";
   return "a firewall separates the workers";
 }
 

@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -340,26 +341,27 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                    "; every worker gets one more lease");
     }
     if (verdict.lost.empty()) return schedule_check();
-    std::string all, others;  // others: without the first
-    for (const size_t rank : verdict.lost) {
-      workers[rank].lost = true;
-      const std::string name = describe_member(workers[rank].info);
-      if (!all.empty()) others += (others.empty() ? "" : ", ") + name;
-      all += (all.empty() ? "" : ", ") + name;
-    }
+    for (const size_t rank : verdict.lost) workers[rank].lost = true;
     const size_t first = verdict.lost.front();
     const std::string silence =
         "no heartbeat for " + describe_duration(leases.silence(first, now)) + " (lease)";
     if (is_deaf(now)) {
-      return break_job(head_at_fault(" hears no worker: " + silence + " from " + all +
+      return break_job(head_at_fault(" hears no worker: " + silence + " from " + names(verdict.lost) +
                                      "; it is cut off, or all of them have stopped"));
     }
+    const std::string others = names(std::span(verdict.lost).subspan(1));
     const ServerChannel* const control = workers[first].control;
     break_job(lost_worker(
         workers[first].info,
         silence + (control ? "; it joined from " + control->address() : std::string()) +
             "; it is stopped or suspended, or the network or a firewall cuts it off from the head" +
             (others.empty() ? "" : "; silent too: " + others)));
+  }
+
+  std::string names(std::span<const size_t> ranks) const {  // separated by commas
+    std::string text;
+    for (const size_t rank : ranks) text += (text.empty() ? "" : ", ") + describe_member(workers[rank].info);
+    return text;
   }
 
   std::string head_name() const {
@@ -453,15 +455,16 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   Status cut_error(const MemberInfo& cut_off) const {
-    std::string others, first_why;
+    std::vector<size_t> others;
+    std::string first_why;
     for (const auto& [pair, why] : cut_pairs) {
       const auto [low, high] = pair;
       const int32_t other = low == cut_off.rank ? high : low;
       if ((low != cut_off.rank && high != cut_off.rank) || has_left(other)) continue;
       if (others.empty()) first_why = why;
-      others += (others.empty() ? "" : ", ") + describe_member(workers[static_cast<size_t>(other)].info);
+      others.push_back(static_cast<size_t>(other));
     }
-    return Status(Code::kWorkerLost, describe_member(cut_off) + " is cut off from " + others +
+    return Status(Code::kWorkerLost, describe_member(cut_off) + " is cut off from " + names(others) +
                                          ", though the head reaches all of them (" + first_why +
                                          "); perhaps " + reason_for_cut(cut_off))
         .with_rank(cut_off.rank, cut_off.host);

@@ -15,9 +15,9 @@ namespace dsgd {
 // very many parameters one digest covers several neighbours.
 std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter);
 
-// OK if all ranks have equal digests. Else kDiverged: names the ranks that
-// differ from the majority, or from the lowest rank where there is none, and the first parameter in which
-// they do. `when`: "step 7", "dsgd_close".
+// OK if all ranks have equal digests. Else kDiverged: names the ranks that differ from the majority, or from
+// the lowest rank where there is none, and the first parameter in which they do. `when`: "step 7",
+// "dsgd_close".
 Status find_divergence(const Model& model, const std::map<int32_t, std::vector<uint64_t>>& digests,
                        const std::string& when);
 
