@@ -49,6 +49,12 @@ inline std::string logged(dsgd_session* session) {
 
 using Settings = std::map<std::string, std::string>;
 
+// Closes the session at the end of a scope. Declared after the buffers that dsgd_bind gets in that scope.
+struct ClosesSession {
+  dsgd_session* session;
+  ~ClosesSession() { dsgd_close(session, -1, nullptr); }
+};
+
 // A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are
 // done. body(session, rank) runs in the worker's thread; sessions are closed and freed after it. `prepare`,
 // if given, sees each worker's configuration before the settings are made. The setting `head` is where the

@@ -27,7 +27,7 @@ final class InFlight {
   private record Slot(long replica, long parameter) {}
 
   private final Handle session;
-  private final Map<Slot, Object[]> bound = new HashMap<>();
+  private final Map<Slot, NativeArray[]> bound = new HashMap<>();
   private final Map<Long, Operation<?>> running = new HashMap<>();
   // Operations that ended before begin() could put them into `running`.
   private final Set<Long> endedEarly = new HashSet<>();
@@ -40,8 +40,19 @@ final class InFlight {
   }
 
   /** Keeps the bound buffers reachable, in place of those bound to the same parameter before. */
-  synchronized void keepBound(long replica, long parameter, Object... buffers) {
+  synchronized void keepBound(long replica, long parameter, NativeArray... buffers) {
     bound.put(new Slot(replica, parameter), buffers);
+  }
+
+  /** Refuses a bound segment whose arena is closed. */
+  synchronized void requireBoundAlive() {
+    for (NativeArray[] buffers : bound.values()) {
+      for (NativeArray buffer : buffers) {
+        if (buffer != null) { // an untrained parameter has no gradient
+          buffer.requireAlive("memory that is bound to a parameter");
+        }
+      }
+    }
   }
 
   /** Begins an operation that the thread that polls the queue ends. */

@@ -60,8 +60,7 @@ public final class NativeArray {
    * The elements of a native {@code java.lang.foreign.MemorySegment}, which Java has since version
    * 22. Its arena must stay open as long as dsgd uses the memory: until the operation has ended; for
    * {@link Replica#bind}, until the session is closed or others are bound. So open the arena before the
-   * session. Calls refuse a segment whose arena is closed; a step and {@link Session#close} cannot, and
-   * crash the JVM.
+   * session. Calls refuse a segment whose arena is closed; closing it during a call crashes the JVM.
    *
    * @param segment a MemorySegment; the type is Object because this class runs on Java 17, too
    * @throws UnsupportedOperationException before Java 22

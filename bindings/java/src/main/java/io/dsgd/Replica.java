@@ -57,9 +57,9 @@ public final class Replica {
 
   /**
    * Gives dsgd the host's own direct buffers of one parameter, in native byte order: exactly its
-   * bytes, from position to limit. dsgd reads the gradient and writes the value in start and steps
-   * only, and keeps both reachable until the session is closed or others are bound. May be called
-   * again between steps.
+   * bytes, from position to limit. dsgd writes the value in start and steps, reads the gradient in
+   * steps and the value once more when the session is closed, and keeps both reachable until then or
+   * until others are bound. May be called again between steps.
    *
    * @param gradient null for an untrained parameter
    */

@@ -201,6 +201,12 @@ public final class Session extends Collectives implements AutoCloseable {
       return;
     }
     try {
+      try {
+        inFlight.requireBoundAlive();
+      } catch (DsgdException e) {
+        Raw.dsgd_close(s, 0); // reads no values
+        throw e;
+      }
       Raw.dsgd_close(s, timeoutMs);
     } finally {
       keepLastWords(s);
@@ -324,7 +330,11 @@ public final class Session extends Collectives implements AutoCloseable {
    * first replica.
    */
   public void start() throws InterruptedException {
-    runInTurn((s, op) -> Raw.dsgd_start(s, DEFAULTS, op));
+    runInTurn(
+        (s, op) -> {
+          inFlight.requireBoundAlive();
+          Raw.dsgd_start(s, DEFAULTS, op);
+        });
   }
 
   // ---- Steps
@@ -351,8 +361,11 @@ public final class Session extends Collectives implements AutoCloseable {
     }
   }
 
-  private static InFlight.Start beginning(double weight) {
-    return (s, op) -> Raw.dsgd_step_begin(s, weight, DEFAULTS, op);
+  private InFlight.Start beginning(double weight) {
+    return (s, op) -> {
+      inFlight.requireBoundAlive();
+      Raw.dsgd_step_begin(s, weight, DEFAULTS, op);
+    };
   }
 
   /**
@@ -387,7 +400,11 @@ public final class Session extends Collectives implements AutoCloseable {
    */
   public long digest() {
     long[] digest = new long[1];
-    inTurn(s -> Raw.dsgd_digest(s, digest));
+    inTurn(
+        s -> {
+          inFlight.requireBoundAlive();
+          Raw.dsgd_digest(s, digest);
+        });
     return digest[0];
   }
 

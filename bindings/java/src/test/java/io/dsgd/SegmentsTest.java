@@ -122,6 +122,31 @@ class SegmentsTest {
   }
 
   @Test
+  void memoryThatIsBoundOutlivesTheSession() throws Exception {
+    assumeTrue(areThere());
+    Session session = Job.alone();
+    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+    Replica replica = session.addReplica();
+    Arena arena = Arena.ofShared();
+    NativeArray values = NativeArray.ofSegment(arena.allocate(8, 8), DType.FLOAT32);
+    NativeArray gradients = NativeArray.ofSegment(arena.allocate(8, 8), DType.FLOAT32);
+    replica.bind(weight, values, gradients);
+    session.setOptimizer("sgd", "lr=0.1");
+    session.start();
+    arena.close();
+    for (DsgdException e :
+        new DsgdException[] {
+          Fails.with(Status.INVALID_ARGUMENT, () -> session.step(1)),
+          Fails.with(Status.INVALID_ARGUMENT, () -> session.beginStep(1)),
+          Fails.with(Status.INVALID_ARGUMENT, session::digest),
+          Fails.with(Status.INVALID_ARGUMENT, session::close),
+        }) {
+      assertTrue(e.getMessage().contains("arena is closed; keep"), e.getMessage());
+    }
+    Fails.with(Status.CLOSED, () -> session.rank());
+  }
+
+  @Test
   void onlySegmentsAreAccepted() throws Exception {
     assumeTrue(areThere());
     Object heap = MemorySegment.ofArray(new byte[8]);
