@@ -73,8 +73,8 @@ class ServerHandler {
 
 class ClientChannel {
  public:
-  virtual ~ClientChannel() = default;  // as close(), with on_closed not called
-  virtual std::string address() const = 0;
+  virtual ~ClientChannel() = default;       // as close(), with on_closed not called
+  virtual std::string address() const = 0;  // numeric, of the address that answered; dial() takes it
 
   // Sends a request; `done` is called once, from the loop, also when the deadline passes or the connection
   // breaks.

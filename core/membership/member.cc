@@ -123,7 +123,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void start_heartbeat() {
     HeartbeatOptions o;
-    o.address = options.head;
+    o.address = channel->address();  // a name would have to be resolved within the lease
     o.hello = options.hello;
     o.hello.role = transport::Role::kHeartbeat;
     o.hello.rank = view.rank;

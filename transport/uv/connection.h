@@ -17,11 +17,13 @@
 
 namespace dsgd::transport::uv {
 
+class Resolver;
 class UvNetwork;
 
 // The parts of a network that its connections use.
 struct NetworkShared {
   UvLoop& loop;
+  Resolver& resolver;
   ReadShared& read;
   std::atomic<uint64_t>& sent;
   Checksum checksum;

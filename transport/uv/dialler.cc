@@ -27,8 +27,8 @@ void Dialler::start() {
   set_timer(1);
   auto numeric = numeric_addresses(parsed.value());
   if (!numeric.ok() || !numeric.value().empty()) return resolved(std::move(numeric));
-  resolution_ =
-      resolve(shared_.loop, parsed.value(), [this](Addresses addresses) { resolved(std::move(addresses)); });
+  look_up_ = shared_.resolver.resolve(parsed.value(),
+                                      [this](Addresses addresses) { resolved(std::move(addresses)); });
 }
 
 void Dialler::set_timer(size_t shares) {
@@ -49,8 +49,8 @@ std::string Dialler::at_current(const std::string& what) const {
 }
 
 void Dialler::timed_out() {
-  if (resolution_ || connection_) {
-    const char* what = resolution_ ? "its name was not resolved" : "the RPC session was not established";
+  if (look_up_ || connection_) {
+    const char* what = look_up_ ? "its name was not resolved" : "the RPC session was not established";
     return finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time"));
   }
   const char* what = stage_ == Stage::kConnecting
@@ -61,7 +61,7 @@ void Dialler::timed_out() {
 
 void Dialler::resolved(Result<std::vector<SocketAddress>> addresses) {
   auto keep = shared_from_this();
-  resolution_.reset();
+  look_up_.reset();
   if (!addresses.ok()) return finish(addresses.status());
   candidates_.assign(addresses.value().begin(), addresses.value().end());
   try_next();
@@ -244,7 +244,7 @@ void Dialler::abandon() {
 void Dialler::finish(Result<std::shared_ptr<ClientConnection>> result) {
   if (finished_) return;
   finished_ = true;
-  resolution_.reset();
+  look_up_.reset();
   if (timer_) shared_.loop.cancel(std::exchange(timer_, 0));
   // As a task: this may be a callback of the descriptor, or inside dial().
   shared_.loop.post([self = shared_from_this(), result = std::move(result)]() mutable {

@@ -56,7 +56,7 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   DialOptions options_;
   std::function<void(std::shared_ptr<ClientConnection>)> adopt_;
   Done done_;
-  std::shared_ptr<Resolution> resolution_;
+  std::shared_ptr<Resolver::Done> look_up_;
   std::deque<SocketAddress> candidates_;
   SocketAddress current_;
   std::unique_ptr<PollFd> poll_;

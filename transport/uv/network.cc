@@ -94,6 +94,7 @@ void UvNetwork::State::keep(std::shared_ptr<Connection> connection) {
 
 void UvNetwork::State::begin_end(std::atomic<bool>* ended) {
   ending_ = true;
+  resolver_.end();
   for (; !acceptors_.empty(); acceptors_.erase(acceptors_.begin())) (*acceptors_.begin())->stop();
   for (; !diallers_.empty(); diallers_.erase(diallers_.begin())) (*diallers_.begin())->abandon();
   ended_ = ended;

@@ -11,6 +11,7 @@
 #include "transport/uv/dialler.h"
 #include "transport/uv/listener.h"
 #include "transport/uv/origin.h"
+#include "transport/uv/resolve.h"
 #include "transport/uv/server_connection.h"
 #include "transport/uv/uv_loop.h"
 
@@ -43,12 +44,13 @@ class UvNetwork final : public Network {
     State(std::unique_ptr<UvLoop> loop, size_t receive_memory);
     ~State() { read_.pool->set_freed(nullptr); }
     UvLoop& loop() { return *loop_; }
-    NetworkShared shared() { return {*loop_, read_, sent_, checksum_}; }
+    NetworkShared shared() { return {*loop_, resolver_, read_, sent_, checksum_}; }
     void keep(std::shared_ptr<Connection> connection);
     void begin_end(std::atomic<bool>* ended);
     void force_end();
 
     std::unique_ptr<UvLoop> loop_;
+    Resolver resolver_{*loop_};
     std::atomic<Checksum> checksum_ = Checksum::kAuto;
     ReadShared read_;
     std::atomic<uint64_t> sent_{0};

@@ -60,48 +60,51 @@ void ask_on_thread(const ParsedAddress& address, bool passive, Done done) {
 
 }  // namespace
 
-class Resolution {
- public:
-  // Where the thread leaves its result. The handle takes the loop away when it goes.
-  struct Mailbox {
-    std::mutex mutex;
-    UvLoop* loop;
-    std::function<void(Addresses)> done;
-  };
-
-  explicit Resolution(std::shared_ptr<Mailbox> mailbox) : mailbox_(std::move(mailbox)) {}
-  ~Resolution() {
-    std::lock_guard lock(mailbox_->mutex);
-    mailbox_->loop = nullptr;
-    mailbox_->done = nullptr;
-  }
-
-  static void deliver(const std::shared_ptr<Mailbox>& mailbox, Addresses result) {
-    std::lock_guard lock(mailbox->mutex);
-    if (!mailbox->loop) return;
-    mailbox->loop->post([mailbox, result = std::move(result)] {
-      std::function<void(Addresses)> done;
-      {
-        std::lock_guard inner(mailbox->mutex);
-        done = std::move(mailbox->done);
-        mailbox->done = nullptr;
-      }
-      if (done) done(result);
-    });
-  }
-
- private:
-  const std::shared_ptr<Mailbox> mailbox_;
+struct Resolver::Mailbox {
+  std::mutex mutex;
+  Resolver* resolver;  // null once it has ended
 };
 
-std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
-                                    std::function<void(Addresses)> done) {
-  auto mailbox = std::make_shared<Resolution::Mailbox>();
-  mailbox->loop = &loop;
-  mailbox->done = std::move(done);
-  ask_on_thread(address, false,
-                [mailbox](Addresses result) { Resolution::deliver(mailbox, std::move(result)); });
-  return std::make_shared<Resolution>(std::move(mailbox));
+Resolver::Resolver(UvLoop& loop) : loop_(loop), mailbox_(std::make_shared<Mailbox>()) {
+  mailbox_->resolver = this;
+}
+
+void Resolver::end() {
+  std::lock_guard lock(mailbox_->mutex);
+  mailbox_->resolver = nullptr;
+}
+
+std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, Done done) {
+  auto waiter = std::make_shared<Done>(std::move(done));
+  const std::string key = address.host + ' ' + address.port;
+  const auto [place, is_new] = look_ups_.try_emplace(key);
+  LookUp& look_up = place->second;
+  look_up.waiters.push_back(waiter);
+  const auto deliver = [mailbox = mailbox_, key](Addresses answer) {
+    std::lock_guard lock(mailbox->mutex);
+    if (!mailbox->resolver) return;
+    mailbox->resolver->loop_.post([mailbox, key, answer = std::move(answer)] {
+      if (mailbox->resolver) mailbox->resolver->answered(key, answer);
+    });
+  };
+  if (look_up.answer) {
+    deliver(*std::exchange(look_up.answer, std::nullopt));
+  } else if (is_new) {
+    ask_on_thread(address, false, deliver);
+  }
+  return waiter;
+}
+
+void Resolver::answered(const std::string& key, const Addresses& answer) {
+  const auto look_up = look_ups_.extract(key);  // a waiter may ask again
+  bool told = false;
+  for (const auto& waiter : look_up.mapped().waiters) {
+    const std::shared_ptr<Done> done = waiter.lock();
+    if (!done) continue;
+    told = true;
+    (*done)(answer);
+  }
+  if (!told) look_ups_[key].answer = answer;
 }
 
 void ResolveLimit::set(Time until) {

@@ -5,8 +5,11 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "transport/uv/address.h"
@@ -16,10 +19,30 @@ namespace dsgd::transport::uv {
 
 using Addresses = Result<std::vector<SocketAddress>>;
 
-// `done` comes from the loop. Dropping the returned handle cancels it.
-class Resolution;
-std::shared_ptr<Resolution> resolve(UvLoop& loop, const ParsedAddress& address,
-                                    std::function<void(Addresses)> done);
+// The look-ups of one loop; used on it. A look-up goes on when nobody waits for it any more, and the next
+// caller that asks for the same address gets its answer. So a name server that takes longer than the deadline
+// of a dial delays the connection and does not prevent it.
+class Resolver {
+ public:
+  using Done = std::function<void(Addresses)>;
+  explicit Resolver(UvLoop& loop);
+  ~Resolver() { end(); }
+  // Calls `done` later, from the loop, unless the returned handle is dropped before.
+  std::shared_ptr<Done> resolve(const ParsedAddress& address, Done done);
+  void end();  // answers that come later are dropped
+
+ private:
+  struct LookUp {
+    std::vector<std::weak_ptr<Done>> waiters;
+    std::optional<Addresses> answer;  // came when nobody waited
+  };
+  struct Mailbox;  // where a thread leaves its answer
+  void answered(const std::string& key, const Addresses& answer);
+
+  UvLoop& loop_;
+  std::map<std::string, LookUp> look_ups_;
+  const std::shared_ptr<Mailbox> mailbox_;
+};
 
 // The time at which resolve_now() gives up. Any thread.
 class ResolveLimit {
