@@ -284,8 +284,8 @@ void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& stat
   if (auto done = std::exchange(removal->done, nullptr)) done(status);
 }
 
-void Objects::receive(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
-                      const transport::Responder& respond) {
+void Objects::on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+                        const transport::Responder& respond) {
   if (peers->rank() == kNameOwner) {
     return delete_everywhere(peers, request.name, std::move(deadline), [respond](const Status& status) {
       status.ok() ? respond(empty()) : respond(status);
@@ -324,15 +324,15 @@ void Objects::delete_here(Peers& peers, const std::string& name, uint64_t put) {
 void Objects::receive(Peers* peers, Deadline deadline, transport::Message message,
                       const transport::Responder& respond) {
   if (auto* put = std::get_if<transport::PutObject>(&message)) {
-    receive(peers, std::move(*put), respond);
+    on_put(peers, std::move(*put), respond);
   } else if (auto* removal = std::get_if<transport::DeleteObject>(&message)) {
-    receive(peers, std::move(deadline), *removal, respond);
+    on_delete(peers, std::move(deadline), *removal, respond);
   } else {
-    receive(peers, std::get<transport::FetchObject>(message), respond);
+    on_fetch(peers, std::get<transport::FetchObject>(message), respond);
   }
 }
 
-void Objects::receive(Peers* peers, transport::PutObject put, const transport::Responder& respond) {
+void Objects::on_put(Peers* peers, transport::PutObject put, const transport::Responder& respond) {
   peers->count_received(put.rank, put.data.size());
   const bool small = put.total <= kSmall;
   if (put.total > Object::kLargest || put.data.size() != (small ? put.total : 0) ||
@@ -370,8 +370,8 @@ void Objects::receive(Peers* peers, transport::PutObject put, const transport::R
       });
 }
 
-void Objects::receive(Peers* peers, const transport::FetchObject& request,
-                      const transport::Responder& respond) {
+void Objects::on_fetch(Peers* peers, const transport::FetchObject& request,
+                       const transport::Responder& respond) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
   if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {

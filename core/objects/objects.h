@@ -98,10 +98,10 @@ class Objects {
   void give_up(const std::shared_ptr<Sending>& sending);
   void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Removal>& removal, const Status& status);
-  void receive(Peers* peers, transport::PutObject put, const transport::Responder& respond);
-  void receive(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
-               const transport::Responder& respond);
-  void receive(Peers* peers, const transport::FetchObject& request, const transport::Responder& respond);
+  void on_put(Peers* peers, transport::PutObject put, const transport::Responder& respond);
+  void on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+                 const transport::Responder& respond);
+  void on_fetch(Peers* peers, const transport::FetchObject& request, const transport::Responder& respond);
   bool is_deleting(const Peers& peers, const std::string& name) const;  // at rank 0
   // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
   // worker has of a put, cancel_fetch() and forget() end one part of it.
