@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "capi/tools/run.h"
 #include "capi/tools/run_words.h"
 #include "capi/tools/tool.h"
 #include "core/config/nearest.h"
@@ -79,10 +80,10 @@ std::string unknown_words(const CLI::App& sub) {
        sub.get_options([](const CLI::Option* o) { return !o->get_group().empty(); })) {
     for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
   }
-  const std::string key = name.substr(std::min(name.size(), name.find_first_not_of('-')));
-  const OwnedConfig config(dsgd_config_new());
-  if (sub.get_name() == "run" && dsgd_config_value(config.get(), key.c_str()))
-    return "unknown option '" + name + "'; " + key + " is a configuration key: --set " + key + "=VALUE";
+  if (sub.get_name() == "run") {
+    if (const std::string remedy = remedy_for_key(name); !remedy.empty())
+      return "unknown option '" + name + "'; " + remedy;
+  }
   const std::string nearest = dsgd::nearest_name(name, known);
   return "unknown option '" + name + "'" + (nearest.empty() ? "" : ", did you mean '" + nearest + "'?") +
          "; see `dsgd " + sub.get_name() + " --help`";

@@ -108,6 +108,17 @@ std::string random_token() {
 
 bool is_own_key(const std::string& key) { return kOwnKeys.contains(key); }
 
+std::string remedy_for_key(const std::string& option) {
+  std::string key = option.substr(std::min(option.size(), option.find_first_not_of('-')));
+  std::replace(key.begin(), key.end(), '-', '_');
+  if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
+    return "dsgd run sets " + key + " itself; " + own->second;
+  const OwnedConfig config(dsgd_config_new());
+  return dsgd_config_value(config.get(), key.c_str())
+             ? key + " is a configuration key: --set " + key + "=VALUE"
+             : "";
+}
+
 std::vector<Setting> common_settings(const RunOptions& options) {
   auto settings = given_settings(options);
   if (!options.job.empty()) settings.push_back({"job", options.job});
@@ -139,29 +150,19 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
   }
 }
 
-dsgd::config::Variables environment() {
-  dsgd::config::Variables variables;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry;
-    if (const size_t equals = text.find('='); equals != std::string::npos)
-      variables[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  return variables;
-}
-
 // Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
 void warn_if_started_several_times(const std::vector<Setting>& settings) {
   OwnedConfig config(dsgd_config_new());
   apply_to_config(settings, config);
   if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
-  const auto starter = dsgd::config::find_starter(environment());
+  const auto starter = dsgd::config::find_starter(own_environment());
   if (!starter) return;
-  std::fprintf(stderr,
-               "dsgd run: warning: %s %s several `dsgd run` processes (%s), and each starts its own job; "
-               "%sgive all of them one --head, or set launcher=none if that is intended\n",
-               starter->launcher.c_str(), starter->understood ? "has started" : "seems to have started",
-               starter->evidence.c_str(),
-               starter->understood ? "let it start the command itself, without `dsgd run`, or " : "");
+  const std::string what = starter->launcher + (starter->understood ? " has" : " seems to have") +
+                           " started several `dsgd run` processes (" + starter->evidence +
+                           "), and each starts its own job";
+  const std::string remedy = starter->understood ? "let it start COMMAND without `dsgd run`, or " : "";
+  std::fprintf(stderr, "dsgd run: warning: %s; %sgive all of them one --head, or set launcher=none\n",
+               what.c_str(), remedy.c_str());
 }
 
 // The log of the head in this process.

@@ -28,6 +28,8 @@ std::vector<Setting> common_settings(const RunOptions& options);
 void check_settings(const std::vector<Setting>& settings);
 // Keys that `dsgd run` sets for each worker itself.
 bool is_own_key(const std::string& key);
+// Returns what to write instead of an option that is named as a configuration key ("--init-timeout"), or "".
+std::string remedy_for_key(const std::string& option);
 
 // Runs `words`, the commands with their separators, on several hosts by ssh, with `workers` workers on each
 // host that does not give a number itself. `one_command`: there is no separator.

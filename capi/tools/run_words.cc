@@ -9,29 +9,30 @@ namespace dsgd_tool {
 namespace {
 
 // The beginning of options of mpirun, srun and torchrun, and the option of `dsgd run` that does the same.
-struct Foreign {
+struct OtherLaunchersOption {
   const char *beginning, *own;
 };
 constexpr const char* kCount = "the number of workers is -n, as in `dsgd run -n 2 -- COMMAND`";
-constexpr Foreign kForeign[] = {
+constexpr const char* kHosts = "use --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`";
+constexpr OtherLaunchersOption kOthers[] = {
     {"-np", kCount},
     {"--np", kCount},  // and --nproc-per-node
     {"--ntasks", kCount},
-    {"--nnodes", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
-    {"-H", "the hosts are --hosts, as in `dsgd run --hosts node1,node2 -- COMMAND`"},
+    {"--nnodes", kHosts},
+    {"-H", kHosts},
     {"--node-rank", "the rank of the first worker here is --first-rank"},
     {"--master-", "the head's address is --head HOST:PORT"},
     {"--rdzv-", "the head's address is --head HOST:PORT"},
-    {"-x", "a variable for the hosts is --env"},
+    {"-x", "use --env to pass a variable to the hosts"},
 };
 
-const Foreign* find_foreign(const std::string& word) {
+const OtherLaunchersOption* find_others(const std::string& word) {
   std::string name = word;  // torchrun takes both spellings
   std::replace(name.begin(), name.end(), '_', '-');
   const auto* const found =
-      std::find_if(std::begin(kForeign), std::end(kForeign),
-                   [&](const Foreign& foreign) { return name.starts_with(foreign.beginning); });
-  return found == std::end(kForeign) ? nullptr : found;
+      std::find_if(std::begin(kOthers), std::end(kOthers),
+                   [&](const OtherLaunchersOption& other) { return name.starts_with(other.beginning); });
+  return found == std::end(kOthers) ? nullptr : found;
 }
 
 uint32_t parse_count(const std::string& text) {
@@ -43,7 +44,7 @@ uint32_t parse_count(const std::string& text) {
 Part parse_part(const std::vector<std::string>& words) {
   Part part{1, {}};
   size_t next = 0;
-  if (!words.empty() && find_foreign(words[0]))
+  if (!words.empty() && find_others(words[0]))
     throw CLI::ValidationError("COMMAND", unknown_word_fault(words[0]));
   if (!words.empty() && (words[0] == "-n" || words[0] == "--workers")) {
     if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
@@ -90,9 +91,9 @@ std::string separator_fault(const std::vector<std::string>& words) {
 std::string unknown_word_fault(const std::string& word) {
   if (!word.starts_with('-'))
     return "'" + word +
-           "' is no option of dsgd run; write -- before the workers' command: dsgd run [OPTIONS] -- COMMAND";
-  const Foreign* const foreign = find_foreign(word);
-  return foreign ? "unknown option '" + word.substr(0, word.find('=')) + "'; " + foreign->own : "";
+           "' is unexpected; write -- before the workers' command: dsgd run [OPTIONS] -- COMMAND";
+  const OtherLaunchersOption* const other = find_others(word);
+  return other ? "unknown option '" + word.substr(0, word.find('=')) + "'; " + other->own : "";
 }
 
 }  // namespace dsgd_tool

@@ -25,8 +25,7 @@ std::string count_fault(const std::string& text);
 std::string separator_fault(const std::vector<std::string>& words);
 
 // Returns the error of a word before "--": an option of another launcher, or a word that is no option.
-// Returns
-// "" for an unknown option that resembles none of theirs.
+// Returns "" for an unknown option that resembles none of theirs.
 std::string unknown_word_fault(const std::string& word);
 
 }  // namespace dsgd_tool

@@ -50,12 +50,7 @@ struct Pipe {
 };
 
 std::vector<std::string> environment_with(const std::vector<Setting>& settings) {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry;
-    const size_t equals = text.find('=');
-    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
-  }
+  auto variables = own_environment();
   for (const auto& setting : settings) variables[setting.variable()] = setting.value;
   std::vector<std::string> entries;
   for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
@@ -88,6 +83,16 @@ int exit_status(int wait_status) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string, std::less<>> own_environment() {
+  std::map<std::string, std::string, std::less<>> variables;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return variables;
+}
 
 struct Supervisor::Running {
   Running(const Child& child, pid_t pid)

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,8 @@ struct Child {
   // Ranks first_rank to first_rank + workers - 1 run in this child; -1: none.
   int first_rank = -1, workers = 0;
 };
+
+std::map<std::string, std::string, std::less<>> own_environment();
 
 class Supervisor {
  public:
