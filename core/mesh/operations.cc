@@ -477,8 +477,8 @@ void Operations::fail_for_lost_data(int32_t rank, const Task& task) {
       rank,
       Status(Code::kWorkerLost,
              members().name(rank) + " closed its session after " + task.name() +
-                 ", but its data for that was lost: the network was cut, or its machine has failed; start "
-                 "the job again from a checkpoint")
+                 ", but data that it sent for that did not arrive: the network was cut, or its machine has "
+                 "failed; start the job again from a checkpoint")
           .with_rank(rank, members().host_of(rank))
           .with_operation(task.name()));
 }

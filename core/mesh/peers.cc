@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 #include <optional>
-#include <type_traits>
 
 #include "core/base/catch_bad_alloc.h"
 #include "core/base/stopped.h"
@@ -34,16 +33,13 @@ struct Sender {
 };
 
 // Returns the sender of a message about an object; none for other messages.
-std::optional<Sender> about_object(const Message& message) {
-  return std::visit(
-      [](const auto& part) -> std::optional<Sender> {
-        using T = std::decay_t<decltype(part)>;
-        if constexpr (std::is_same_v<T, transport::PutObject> || std::is_same_v<T, transport::DeleteObject> ||
-                      std::is_same_v<T, transport::FetchObject>)
-          return Sender{part.view, part.rank};
-        return std::nullopt;
-      },
-      message);
+std::optional<Sender> sender_of_object_message(const Message& message) {
+  if (const auto* put = std::get_if<transport::PutObject>(&message)) return Sender{put->view, put->rank};
+  if (const auto* request = std::get_if<transport::DeleteObject>(&message))
+    return Sender{request->view, request->rank};
+  if (const auto* request = std::get_if<transport::FetchObject>(&message))
+    return Sender{request->view, request->rank};
+  return std::nullopt;
 }
 
 }  // namespace
@@ -203,17 +199,18 @@ void Peers::give_up_dial(int32_t rank, const Status& why) {
 // goodbye or the head's news may still be unread, so the peer is reported as unreachable only after a quarter
 // of a lease. After a cut, the peer's system may reset both connections, which loses the goodbye. Then the
 // head's news ends the wait.
-void Peers::peer_gone(int32_t rank, const Status& why, const Status& cause) {
+void Peers::peer_gone(int32_t rank, const Status& error, const Status& network_error) {
   if (closed_) return;
-  peers_[rank].broken = why;
-  give_up_dial(rank, why);
+  peers_[rank].broken = error;
+  give_up_dial(rank, error);
   if (has_left(rank)) return operations_->on_last_answer(rank);  // all that it has answered is in
   // Corruption is reported at once: no other worker knows a better reason.
-  if (why.code() == Code::kCorrupted) return session_.on_peer_failure(rank, why);
+  if (error.code() == Code::kCorrupted) return session_.on_peer_failure(rank, error);
   if (is_leaving(rank)) return end_wait_for_goodbye(rank);
   std::weak_ptr<int> alive = alive_;
-  loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, why, cause] {
-    if (!alive.expired() && !closed_ && !is_leaving(rank)) session_.on_peer_unreachable(rank, why, cause);
+  loop().schedule(loop().now() + options_.lease / 4, [this, alive, rank, error, network_error] {
+    if (!alive.expired() && !closed_ && !is_leaving(rank))
+      session_.on_peer_unreachable(rank, error, network_error);
   });
 }
 
@@ -335,7 +332,7 @@ void Peers::note_departure(int32_t rank, uint64_t departure_call) {
   peers_[rank].presence = Presence::kAnnounced;
   peers_[rank].departure_call = departure_call;
   if (is_connected(rank)) return await_goodbye(rank);
-  session_.on_peer_departed(rank);
+  complete_departure(rank);
 }
 
 bool Peers::is_connected(int32_t rank) const {
@@ -352,21 +349,23 @@ void Peers::await_goodbye(int32_t rank) {
   loop().schedule(due, [this, alive, rank, due] {
     if (alive.expired() || closed_ || has_left(rank) || !is_connected(rank)) return;
     if (was_stopped(due, loop().now(), options_.lease)) return await_goodbye(rank);
-    session_.on_peer_departed(rank);
+    complete_departure(rank);
   });
 }
 
 // No connection can bring the goodbye any more.
 void Peers::end_wait_for_goodbye(int32_t rank) {
-  if (peers_[rank].presence == Presence::kAnnounced && !is_connected(rank)) session_.on_peer_departed(rank);
+  if (peers_[rank].presence == Presence::kAnnounced && !is_connected(rank)) complete_departure(rank);
 }
 
+// Marks the peer as left and fails the operations that need it.
 // After a goodbye, this worker's own connection may still bring answers. They are complete when that
 // connection ends, or after a lease if the peer is stopped. Without a goodbye no more answers are expected.
 void Peers::complete_departure(int32_t rank) {
   if (!members_.is_peer(rank) || has_left(rank)) return;
   Peer& peer = peers_[rank];
   peer.presence = Presence::kLeft;
+  session_.on_peer_departed(rank);
   operations_->on_departed(rank);
   if (!peer.channel) give_up_dial(rank, members_.has_closed(rank));
   if (!peer.broken.ok() || !peer.channel || !peer.goodbye) return operations_->on_last_answer(rank);
@@ -510,7 +509,7 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
                   : Status(Code::kState,
                            "this worker has not begun operation " + std::to_string(question->operation)));
     if (is_from_peer(question->view, question->rank)) operations_->on_deadline_passed(question->operation);
-  } else if (const auto object = about_object(request)) {
+  } else if (const auto object = sender_of_object_message(request)) {
     // The answer depends on this worker's rank, which is known only once the mesh is open.
     if (!opened_) return early_.push_back({&channel, {}, nullptr, std::move(request), std::move(respond)});
     if (!is_from_peer(object->view, object->rank)) {
@@ -550,7 +549,7 @@ void Peers::on_close(ServerChannel& channel, const Status& why) {
   if (node.mapped().goodbye) {
     peers_[rank].departure_call = node.mapped().departure_call;
     peers_[rank].goodbye = true;
-    return session_.on_peer_departed(rank);
+    return complete_departure(rank);
   }
   const Status cause = why.ok() ? Status(Code::kWorkerLost, "it was closed without a goodbye") : why;
   peer_gone(rank, members_.lost(rank, cause), cause);

@@ -39,8 +39,8 @@ class SessionEvents {
   // A peer says that its session is broken: the session here cannot go on.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
-  // cut off is unknown. `why` names the peer; `cause` is the network's error alone.
-  virtual void on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) = 0;
+  // cut off is unknown. `error` names the peer; `network_error` is what the network said.
+  virtual void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) = 0;
   // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
   // otherwise the last of it may be lost.
   virtual void on_peer_departed(int32_t rank) = 0;
@@ -118,8 +118,8 @@ class Peers final : public transport::ServerHandler {
   // Returns whether the connection has ended without an answer, and it is not known yet whether the worker
   // has left in good order or is lost.
   bool undecided(int32_t rank, const Status& status) const;
-  void report_unreachable(int32_t rank, const Status& cause) {
-    session_.on_peer_unreachable(rank, members_.unreachable(rank, cause), cause);
+  void report_unreachable(int32_t rank, const Status& network_error) {
+    session_.on_peer_unreachable(rank, members_.unreachable(rank, network_error), network_error);
   }
   // Fails the session, from a task of the loop.
   void report_failure(int32_t rank, const Status& why);
@@ -146,8 +146,6 @@ class Peers final : public transport::ServerHandler {
   // Takes the head's news that `rank` has left. If the rank is connected to this worker, waits at most two
   // leases for its goodbye, which comes behind its data.
   void note_departure(int32_t rank, uint64_t departure_call);
-  // Marks `rank` as left and fails the operations that need it. The session calls it in on_peer_departed().
-  void complete_departure(int32_t rank);
   // Says goodbye and closes all connections after flushing. `departure_call`: the first call that this worker
   // does not make, from which on steps may go on without it; 0: none may.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
@@ -218,7 +216,8 @@ class Peers final : public transport::ServerHandler {
                     std::function<void(Result<transport::Message>)> answered = {});
   void dial(int32_t rank);
   void give_up_dial(int32_t rank, const Status& why);
-  void peer_gone(int32_t rank, const Status& why, const Status& cause);
+  void peer_gone(int32_t rank, const Status& error, const Status& network_error);
+  void complete_departure(int32_t rank);
   bool is_in_view(const transport::Hello& hello) const;
   // Returns an error unless the connection belongs to this job and is the only one of its worker.
   Status check_claim(const transport::ServerChannel& channel) const;

@@ -606,22 +606,23 @@ void Engine::on_peer_failure(int32_t rank, const Status& why) {
   await_verdict(why, -1, why);
 }
 
-void Engine::on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) {
-  await_verdict(why, rank, cause);
+void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) {
+  await_verdict(error, rank, network_error);
 }
 
 // Two workers that cannot reach each other would each name the other. The head has both reports, and all
 // workers get its verdict.
-void Engine::await_verdict(const Status& why, int32_t peer, const Status& cause) {
+// `peer` is -1 if another worker has found the loss.
+void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error) {
   if (!broken_.ok()) return;
-  if (!on_loss_ || !on_loss_(peer, cause)) return fail(why, true);
-  loop_.schedule(loop_.now() + options_.step.lease, [this, why, peer, alive = std::weak_ptr(alive_)] {
+  if (!on_loss_ || !on_loss_(peer, network_error)) return fail(error, true);
+  loop_.schedule(loop_.now() + options_.step.lease, [this, error, peer, alive = std::weak_ptr(alive_)] {
     if (alive.expired() || !broken_.ok()) return;
-    if (!mesh_->peers.is_leaving(peer)) fail(why, true);  // else Peers has ended what waits for it
+    if (!mesh_->peers.is_leaving(peer)) fail(error, true);  // else Peers has ended what waits for it
   });
 }
 
-// The step has gone on without workers that have closed their sessions.
+// Warns once for each departed worker that a step has run without it.
 void Engine::warn_of_departed(uint64_t call) {
   std::erase_if(departed_, [&](int32_t rank) {
     if (!mesh_->peers.left_before(rank, operation_number(call, 0))) return false;
@@ -634,7 +635,6 @@ void Engine::warn_of_departed(uint64_t call) {
 void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
-  mesh_->peers.complete_departure(rank);
   objects_.peer_left(rank);
   if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());
 }

@@ -140,7 +140,7 @@ class Engine final : public SessionEvents {
 
   // SessionEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
-  void on_peer_unreachable(int32_t rank, const Status& why, const Status& cause) override;
+  void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) override;
   void on_peer_departed(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_object(transport::Message message, transport::Responder respond) override;
@@ -244,7 +244,7 @@ class Engine final : public SessionEvents {
   bool at_rest_ = false;  // the session has failed, and all operations have ended
   bool tell_peers_ = false;
   Status torn_;  // why no step can succeed any more: one failed half-way, or values differ
-  void await_verdict(const Status& why, int32_t peer, const Status& cause);
+  void await_verdict(const Status& error, int32_t peer, const Status& network_error);
   std::function<void(const Status&)> on_broken_, on_failed_;
   std::function<bool(int32_t, const Status&)> on_loss_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();

@@ -248,7 +248,7 @@ TEST(Cuts, LostDataOfADepartedWorkerFailsAllAlike) {
     const Time closed_at = cluster.world.now();
     ASSERT_TRUE(cluster.run_until_ended(30s));
     for (const int rank : {0, 2}) {
-      expect_says(cluster, rank, {"rank 1 (", "closed its session after step 3", "was lost"});
+      expect_says(cluster, rank, {"rank 1 (", "closed its session after step 3", "did not arrive"});
       if (testing::Test::HasFatalFailure()) return;
       const NotedCall* failure = cluster.first_failure(rank);
       EXPECT_EQ(failure->status.rank(), 1);
