@@ -330,7 +330,12 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
-  if (compare) compare_last_values(now + (leave_until - now) / 2);  // the other half is for leaving
+  if (compare) {
+    // The pass over values in host memory takes its time; half of the limit stays for leaving.
+    const transport::Duration half = (leave_until - now) / 2;
+    compare_last_values(now + half);
+    leave_until = std::max(leave_until, loop().now() + half);
+  }
   leave_loop(left);
   loop().wait(*left, leave_until);
 }

@@ -154,8 +154,8 @@ struct Session::Impl {
   Status joined();  // kState while the session is joining; why it has not joined
   void leave(transport::Time deadline, bool compare);
   bool has_failed();
+  void compare_last_values(transport::Time until);  // a GPU has until then to give them
   // Leaves the job, on the loop. `left` is set when the head has answered.
-  void compare_last_values(transport::Time until);
   void leave_loop(const std::shared_ptr<std::atomic<bool>>& left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);

@@ -100,7 +100,6 @@ void ValueComparison::digest_from(uint64_t part, transport::Time deadline,
       add(*digests_[p], p, part);
     }
   };
-  for (; on_host() && part < kParts; ++part) add_part(part);
   if (part < kParts) {
     return fetch(part, deadline,
                  [this, add_part, part, deadline, then = std::move(then)](const Status& status) {
