@@ -208,7 +208,7 @@ class Environment {
     return Status(Code::kUnsupported, "this environment has no threads");
   }
   // Sets the time at which blocking to resolve a host name ends with kTimeout, for calls under way, too.
-  // Default: kNever. Any thread.
+  // Default: kNever. Any thread. A session that has joined allows none.
   virtual void limit_resolving(Time /*until*/) {}
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node

@@ -83,7 +83,7 @@ std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, 
   const auto deliver = [mailbox = mailbox_, key](Addresses answer) {
     std::lock_guard lock(mailbox->mutex);
     if (!mailbox->resolver) return;
-    mailbox->resolver->loop_.post([mailbox, key, answer = std::move(answer)] {
+    mailbox->resolver->loop_.post([mailbox, key, answer = std::move(answer)] {  // end() is called on the loop
       if (mailbox->resolver) mailbox->resolver->answered(key, answer);
     });
   };

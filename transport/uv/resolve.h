@@ -19,9 +19,10 @@ namespace dsgd::transport::uv {
 
 using Addresses = Result<std::vector<SocketAddress>>;
 
-// The look-ups of one loop; used on it. A look-up goes on when nobody waits for it any more, and the next
-// caller that asks for the same address gets its answer. So a name server that takes longer than the deadline
-// of a dial delays the connection and does not prevent it.
+// The look-ups of one loop; used on it. A look-up goes on when its caller stops waiting, and the next caller
+// for the same address gets its answer, once. So a name server that takes longer than the deadline of a dial
+// delays the connection and does not prevent it. If the answer is out of date, the dial fails, and the next
+// one asks again.
 class Resolver {
  public:
   using Done = std::function<void(Addresses)>;
