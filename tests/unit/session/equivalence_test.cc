@@ -125,7 +125,7 @@ void train(const Case& c, dsgd_session* session, int rank, const char* strategy,
   std::vector<dsgd_parameter*> parameters(kShapes.size());
   std::vector<dsgd_replica*> replicas(static_cast<size_t>(c.replicas[static_cast<size_t>(rank)]));
   std::vector<Values> values(replicas.size()), gradients(replicas.size());
-  const ClosesSession closes{session};
+  const SessionCloser closer{session};
   for (size_t p = 0; p < kShapes.size(); ++p) {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(p)).c_str(), DSGD_FLOAT32,
                                        kShapes[p].data(), kShapes[p].size(), 0, &parameters[p], error_));

@@ -50,9 +50,9 @@ inline std::string logged(dsgd_session* session) {
 using Settings = std::map<std::string, std::string>;
 
 // Closes the session at the end of a scope. Declared after the buffers that dsgd_bind gets in that scope.
-struct ClosesSession {
+struct SessionCloser {
   dsgd_session* session;
-  ~ClosesSession() { dsgd_close(session, -1, nullptr); }
+  ~SessionCloser() { dsgd_close(session, -1, nullptr); }
 };
 
 // A head on a port of its own, and `workers` threads that each join it and run `body`. Returns when all are

@@ -103,7 +103,7 @@ void run_worker(const Replicas& all, const std::vector<int>& mine, dsgd_session*
   std::vector<dsgd_parameter*> parameters(all.tensors.size());
   std::vector<dsgd_replica*> replicas(mine.size());
   std::vector<std::vector<Bytes>> values(mine.size()), gradients(mine.size());
-  const ClosesSession closes{session};
+  const SessionCloser closer{session};
   for (size_t t = 0; t < parameters.size(); ++t) {
     DSGD_OK_OR_FAIL(dsgd_parameter_add(session, ("p" + std::to_string(t)).c_str(), all.tensors[t].dtype,
                                        &all.tensors[t].count, 1, 0, &parameters[t], error_));

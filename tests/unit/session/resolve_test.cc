@@ -112,7 +112,7 @@ TEST_F(Resolve, AHeadEndsItsStartAtItsDeadline) {
 
 // A dial gives up after a lease; the next one gets the answer that the first has asked for. Heartbeats, which
 // have a lease to connect, go to the address that the join has found.
-TEST_F(Resolve, AWorkerJoinsWhoseNameServerTakesLongerThanALease) {
+TEST_F(Resolve, AJoinSucceedsWithANameServerSlowerThanALease) {
   dsgd_config_set(config_, "num_workers", "1", nullptr);
   dsgd_config_set(config_, "lease", "2s", nullptr);
   dsgd_config_set(config_, "head", "127.0.0.1:0", nullptr);

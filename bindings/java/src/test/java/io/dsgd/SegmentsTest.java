@@ -122,7 +122,7 @@ class SegmentsTest {
   }
 
   @Test
-  void memoryThatIsBoundOutlivesTheSession() throws Exception {
+  void boundSegmentsOfClosedArenasAreRefused() throws Exception {
     assumeTrue(areThere());
     Session session = Job.alone();
     Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
