@@ -171,7 +171,7 @@ std::vector<std::string> Config::warnings() const {
   return sentences;
 }
 
-// A session or head that fails has no log yet, in which warnings() would be.
+// For an error of a session or a head that does not start: it has no log, where warnings() would be.
 Status Config::with_misspelt_variables(const Status& status) const {
   std::string text = status.message();
   std::set<std::string> named;  // one variable for each key: Kubernetes sets several DSGD_HEAD_*

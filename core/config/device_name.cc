@@ -29,7 +29,7 @@ Result<DeviceName> parse_device_name(const std::string& name, const std::vector<
                 "device " + shown + " does not exist: its index is too large; use a smaller one");
   if (read.ec != std::errc() || read.ptr != end || name[colon + 1] == '-') {
     const bool several = name.find_first_of(",;") != std::string::npos;
-    return fail(Code::kInvalidArgument, "device " + shown + " has no index; write " + device.backend +
+    return fail(Code::kInvalidArgument, "device " + shown + " has no valid index; write " + device.backend +
                                             ":0 for the first one" +
                                             (several ? ", and name one device for each replica" : ""));
   }

@@ -71,7 +71,7 @@ class Communicator {
 
 // Limits on allocations and releases. CUDA makes both wait for all work on the device, including the host's,
 // which may never end. At the limit an allocation fails, and a release continues in the background. A session
-// gives its step_timeout and its lease.
+// sets both, to its step_timeout and its lease.
 struct Patience {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up

@@ -427,10 +427,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return loop.now() - leases.silence(static_cast<size_t>(rank), loop.now()) > when;
   }
 
-  // Names the worker that is cut off: of the workers in pairs that are both still in the job, the one in most
-  // pairs; if several are, one that does not host the head, then the highest rank. Pairs with a departed
-  // worker count, too. Both workers of a pair must have renewed their leases since, so that neither is simply
-  // lost.
+  // Names the worker that is cut off. Candidates are the workers of pairs in which both are still in the job,
+  // once both have renewed their leases since: neither is simply lost. The one in most pairs is named, pairs
+  // with a departed worker included; of several, one that does not host the head, then the highest rank.
   void decide_cut() {
     if (phase != Phase::kRunning) return;
     std::set<int32_t> suspects;

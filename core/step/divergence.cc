@@ -36,12 +36,11 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
 }  // namespace
 
 Status diverged(const std::string& when, const std::string& what) {
-  return Status(
-             Code::kDiverged,
-             when + ": models differ: " + what +
-                 "; a host has changed values of one of them only (with an optimizer of its own, by other "
-                 "settings or another number of updates), or memory or transport have changed bits; load a "
-                 "checkpoint or start a new session")
+  return Status(Code::kDiverged,
+                when + ": models differ: " + what +
+                    "; a host has changed the values on some workers only (for example with an optimizer of "
+                    "its own that has other settings there), or memory or network have changed bits; load a "
+                    "checkpoint or start a new session")
       .with_operation(when);
 }
 

@@ -73,10 +73,10 @@
  *              return at once.
  *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting). A collective
  *              call ends within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is
- *              noticed within `lease`. The error names who is missing, and may come up to 100 ms later, so
- *              that workers agree on it. A step or another collective call that has not ended after
- *              `stall_warning` logs a warning with the missing workers and, of a step, the missing
- *              parameters.
+ *              noticed within `lease`. The error names who is missing. It may come up to 100 ms after the
+ *              deadline, so that all workers name the same one. A step or another collective call that has
+ *              not ended after `stall_warning` logs a warning with the missing workers and, of a step, the
+ *              missing parameters.
  *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 waits until the operation's own deadline:
  *              `step_timeout`, for joining `init_timeout`, or the timeout_ms in the options of the operation.
  *              dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for events that have no deadline: with
@@ -316,10 +316,10 @@ typedef struct dsgd_op dsgd_op;
  * allows it; waits until `num_workers` have joined; learns its rank. `config` NULL: environment and defaults.
  * With num_workers = 1 and no `head` it opens no socket.
  * Blocks: up to `init_timeout`, also while a host name is resolved.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED
- * (token, job), DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol),
- * DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_LIMIT,
- * DSGD_ERR_IO (a Unix socket's folder). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (min_workers below num_workers),
+ * DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_EXISTS (worker id or rank taken),
+ * DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how
+ * many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session
@@ -355,15 +355,14 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).
- *   Comparison  Unless timeout_ms is 0, the values of this worker's first replica are compared with those of
- *               the other workers that close after the same step; so buffers of dsgd_bind are read. A step
- *               with all_done = 1 has compared them already. Reading them takes a pass over the values, which
- *               the limits below do not include. If values differ, the session is closed, and the
- *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). Values on a GPU that does
- *               not give them within half of the limit under Peers are not compared; a warning says so.
+ *   Comparison  Unless timeout_ms is 0, the call compares the values of this worker's first replica with
+ *               those of the workers that closed after the same step. It reads all values, those of dsgd_bind
+ *               too, and the time for that comes on top of the limits under Peers. After a step with
+ *               all_done = 1 nothing is left to compare. If values differ, the session is closed, and the
+ *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). If a GPU does not give its
+ *               values within half of the limit under Peers, a warning says that they were not compared.
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed,
- *               and with the same result.
- *               dsgd_abort ends the waiting.
+ *               and with the same result. dsgd_abort ends the waiting.
  *   GPUs        Last, the call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further
  *               GPU), then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory
  *               when the GPU is done.
@@ -568,7 +567,7 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
  * outlive dsgd_close.
  * Threads: one thread at a time.
  * Blocks: on a GPU, up to `step_timeout` for each buffer, while it is busy with work of the host.
- * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU has given no memory). */
+ * Errors: DSGD_ERR_NO_MEMORY, DSGD_ERR_STATE, DSGD_ERR_TIMEOUT (the GPU did not allocate in time). */
 DSGD_API int32_t dsgd_alloc(dsgd_replica *replica, dsgd_parameter *parameter, void **value, void **gradient,
                             dsgd_error **error);
 

@@ -261,7 +261,7 @@ TEST(Config, messages_name_the_remedy) {
        "auto, as "
        "the only entry, takes every GPU of this process"},
       {"devices", "cuda",
-       "device 'cuda' has no index; write cuda:0 for the first one; auto, as the only entry"},
+       "device 'cuda' has no valid index; write cuda:0 for the first one; auto, as the only entry"},
       {"devices", "cuda:99999999999", "device 'cuda:99999999999' does not exist: its index is too large"},
       {"hearbeat_interval", "1s", "unknown key 'hearbeat_interval'; did you mean 'heartbeat_interval'?"},
       {"HEAD", "x:1", "unknown key 'HEAD'; did you mean 'head'?"},

@@ -523,12 +523,12 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
   };
   for (const Case& c :
        {Case{"", Code::kInvalidArgument, "replica 3 has no entry in devices = 'cuda:0,"},
-        Case{"cuda", Code::kInvalidArgument, "device 'cuda' has no index; write cuda:0"},
-        Case{"cuda:x", Code::kInvalidArgument, "has no index"},
-        Case{"cuda:0x", Code::kInvalidArgument, "has no index"},
+        Case{"cuda", Code::kInvalidArgument, "device 'cuda' has no valid index; write cuda:0"},
+        Case{"cuda:x", Code::kInvalidArgument, "has no valid index"},
+        Case{"cuda:0x", Code::kInvalidArgument, "has no valid index"},
         Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
-        Case{"cuda:-0", Code::kInvalidArgument, "has no index"},
-        Case{"cuda:-1", Code::kInvalidArgument, "has no index"},
+        Case{"cuda:-0", Code::kInvalidArgument, "has no valid index"},
+        Case{"cuda:-1", Code::kInvalidArgument, "has no valid index"},
         Case{"cuda:99999999999", Code::kInvalidArgument,
              "device 'cuda:99999999999' does not exist: its index is too large"},
         Case{"gpu:0", Code::kUnsupported, "unknown device 'gpu:0'; use cpu or cuda:N"},

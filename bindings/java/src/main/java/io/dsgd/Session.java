@@ -169,7 +169,9 @@ public final class Session extends Collectives implements AutoCloseable {
    * {@link DsgdException} of that status. Closing twice is fine: a caller waits no longer than the
    * last caller will. An interrupt ends the wait for operations; the session is then closed, and the
    * thread is still interrupted. Memory from {@link Replica#alloc} stays mapped while its buffers are
-   * reachable.
+   * reachable. If the arena of a bound segment is closed, operations in flight end at once and this
+   * throws a {@link DsgdException} of {@link Status#INVALID_ARGUMENT}; the session is closed all the
+   * same.
    *
    * @param timeout how long to wait for operations; null: up to their own deadlines
    */
