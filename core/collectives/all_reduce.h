@@ -36,7 +36,6 @@ struct AllReduceAlgorithm {
   std::string name;
   Result<std::unique_ptr<Task>> (*make)(const AllReduceAlgorithm& algorithm, AllReduceCall call) = nullptr;
   NcclUse nccl = NcclUse::kNever;
-  bool small_in_one_hop = false;                      // small calls of the host are exchanged whole
   std::shared_ptr<ScheduleAlgorithm> schedules = {};  // of a registered algorithm
 };
 

@@ -1,6 +1,9 @@
 #include "core/collectives/exchange.h"
 
+#include <cstring>
+
 #include "core/mesh/operations.h"
+#include "core/reduce/kernels.h"
 
 namespace dsgd {
 
@@ -63,6 +66,32 @@ bool Exchange::leave_out(int32_t place) {
     finish_if_complete();
   }
   return true;
+}
+
+std::unique_ptr<Task> make_one_hop_all_reduce(AllReduceCall call) {
+  AllReducePlan& plan = call.plan;
+  const size_t nbytes = plan.count * dtype_size(plan.dtype);
+  std::vector<std::byte> mine(plan.data, plan.data + nbytes);
+  call.shape.algorithm = static_cast<uint8_t>(Algorithm::kOneHop);
+  const auto gathered = [plan = std::move(plan), nbytes, group = call.group, done = std::move(call.done)](
+                            const Status& status, const std::vector<std::vector<std::byte>>& all) {
+    if (!status.ok()) return done(status);
+    for (size_t place = 0; place < all.size(); ++place) {
+      if (all[place].size() == nbytes) continue;
+      const int32_t rank = group->ranks[place];
+      return done(Status(Code::kInternal, "rank " + std::to_string(rank) + " sent " +
+                                              std::to_string(all[place].size()) + " bytes, expected " +
+                                              std::to_string(nbytes) +
+                                              "; all workers must run the same version of dsgd")
+                      .with_rank(rank));
+    }
+    if (nbytes > 0) std::memcpy(plan.data, all[0].data(), nbytes);
+    for (size_t place = 1; place < all.size(); ++place)
+      reduce_into(plan.dtype, plan.reduction, plan.data, all[place].data(), plan.count);
+    if (plan.finish) plan.finish(0, plan.count);
+    done(status);
+  };
+  return std::make_unique<Exchange>(call.operations, call.shape, std::move(mine), gathered, call.group);
 }
 
 }  // namespace dsgd

@@ -3,6 +3,7 @@
 // barriers, signatures and small all-reduces.
 #pragma once
 
+#include "core/collectives/all_reduce.h"
 #include "core/mesh/task.h"
 
 namespace dsgd {
@@ -30,5 +31,8 @@ class Exchange final : public Task {
   int32_t waiting_;
   const bool optional_;
 };
+
+// All-reduce of at most kSmallBytes: every worker adds the contributions of all, in rank order.
+std::unique_ptr<Task> make_one_hop_all_reduce(AllReduceCall call);
 
 }  // namespace dsgd

@@ -20,9 +20,6 @@ using transport::BulkHeader;
 
 namespace {
 
-// An all-reduce in one hop sends the data W-1 times; up to here the saved round is worth it.
-constexpr size_t kOneHopBytes = 128 * 1024;
-
 auto adder(DType dtype, Reduction reduction) {
   return [dtype, reduction](void* destination, const void* source, size_t count) {
     reduce_into(dtype, reduction, destination, source, count);
@@ -184,13 +181,8 @@ void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reducti
 // In the following, `dtype` is what the host has; the data is of wide(dtype).
 void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
                             Reduction reduction, Done done) {
-  const size_t others = static_cast<size_t>(size()) - 1;
-  const bool small = data.size() <= transport::kSmallBytes && data.size() * others <= kOneHopBytes;
-  if (data.empty() || (options_.algorithm->small_in_one_hop && small)) {
-    return reduce_one_hop(std::move(call), data, dtype, reduction, std::move(done));
-  }
   const size_t count = data.size() / dtype_size(wide(dtype));
-  if (!options_.algorithm->schedules)
+  if (!options_.algorithm->schedules || count == 0)
     return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
   // If the function gave different schedules on different workers, they would wait for each other. So they
   // are compared, in each call: blocking and asynchronous callers may not agree on which call is the first of
@@ -235,38 +227,6 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
         }
         done({});
       });
-}
-
-void Engine::reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
-                            Reduction reduction, Done done) {
-  const DType type = wide(dtype);
-  const size_t count = data.size() / dtype_size(type);
-  schedule(
-      std::move(call),
-      [=, this](uint64_t operation, Done ended) {
-        BulkHeader header = shape_of(operation, Kind::kAllReduce, dtype, Algorithm::kOneHop, count);
-        header.reduction = static_cast<uint8_t>(reduction);
-        return std::make_unique<Exchange>(
-            mesh_->operations, header, std::vector<std::byte>(data.begin(), data.end()),
-            [this, data, type, reduction, count, ended](const Status& status, const auto& all) {
-              if (!status.ok()) return ended(status);
-              for (size_t r = 0; r < all.size(); ++r) {
-                if (all[r].size() == data.size()) continue;
-                return ended(Status(Code::kInternal, "rank " + std::to_string(r) + " sent " +
-                                                         std::to_string(all[r].size()) + " bytes, expected " +
-                                                         std::to_string(data.size()) +
-                                                         "; all workers must run the same version of dsgd")
-                                 .with_rank(static_cast<int32_t>(r)));
-              }
-              if (count > 0) std::memcpy(data.data(), all[0].data(), data.size());
-              for (size_t r = 1; r < all.size(); ++r)
-                reduce_into(type, reduction, data.data(), all[r].data(), count);
-              if (reduction == Reduction::kMean)
-                divide(type, data.data(), count, static_cast<double>(size()));
-              ended(status);
-            });
-      },
-      std::move(done));
 }
 
 void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,

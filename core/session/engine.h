@@ -198,8 +198,6 @@ class Engine final : public SessionEvents {
                   Done done);
   void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
                          Done done);
-  void reduce_one_hop(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                      Done done);
 
   // start (engine_start.cc)
   std::string signature(const std::string& strategy) const;
