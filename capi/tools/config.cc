@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+
 #include "capi/tools/tool.h"
 
 namespace dsgd_tool {

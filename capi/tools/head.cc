@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+
 #include "capi/tools/machine_addresses.h"
 #include "capi/tools/remote.h"
 #include "capi/tools/tool.h"

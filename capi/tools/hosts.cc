@@ -19,8 +19,8 @@ uint32_t parse_workers(const std::string& where, const std::string& text) {
   char* end = nullptr;
   const unsigned long count = std::strtoul(text.c_str(), &end, 10);
   if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
-    throw CLI::ValidationError(
-        where, "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
+    throw UsageError(where,
+                     "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
   return static_cast<uint32_t>(count);
 }
 
@@ -37,8 +37,7 @@ Host parse_host(const std::string& where, const std::string& text) {
     host = {text.substr(0, colon), parse_workers(where, text.substr(colon + 1))};
   }
   if (host.name.empty() || host.name[0] == '-')  // ssh would read it as an option
-    throw CLI::ValidationError(where,
-                               "'" + text + "' is not a host; write HOST, HOST:WORKERS or [IPV6]:WORKERS");
+    throw UsageError(where, "'" + text + "' is not a host; write HOST, HOST:WORKERS or [IPV6]:WORKERS");
   return host;
 }
 
@@ -64,12 +63,12 @@ std::vector<Host> read_hostfile(const std::string& path) {
     Host host = parse_host(where, word);
     while (words >> word) {
       if (word.rfind("slots=", 0) != 0)
-        throw CLI::ValidationError(where, "unknown word '" + word + "'; write HOST slots=WORKERS");
+        throw UsageError(where, "unknown word '" + word + "'; write HOST slots=WORKERS");
       host.workers = parse_workers(where, word.substr(6));
     }
     hosts.push_back(host);
   }
-  if (hosts.empty()) throw CLI::ValidationError("--hostfile", "'" + path + "' names no host");
+  if (hosts.empty()) throw UsageError("--hostfile", "'" + path + "' names no host");
   return hosts;
 }
 

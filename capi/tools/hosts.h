@@ -12,7 +12,7 @@ struct Host {
   uint32_t workers = 0;  // 0: not given
 };
 
-// "a,b:2": host b has two workers. Throws a CLI::ValidationError.
+// "a,b:2": host b has two workers. Throws a UsageError.
 std::vector<Host> parse_hosts(const std::string& text);
 // Lines "HOST", "HOST:2" or "HOST slots=2"; '#' begins a comment.
 std::vector<Host> read_hostfile(const std::string& path);

@@ -9,6 +9,8 @@
 #include <exception>
 #include <utility>
 
+#include <CLI/CLI.hpp>
+
 #include "capi/tools/run.h"
 #include "capi/tools/run_words.h"
 #include "capi/tools/tool.h"
@@ -37,7 +39,7 @@ const char* level_name(int32_t level) {
 Setting parse_setting(const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    throw CLI::ValidationError("--set", "'" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
+    throw UsageError("--set", "'" + text + "' is not KEY=VALUE; `dsgd config` lists the keys");
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
@@ -89,6 +91,13 @@ std::string unknown_words(const CLI::App& sub) {
          "; see `dsgd " + sub.get_name() + " --help`";
 }
 
+const std::string kSeeHelp = "; see `dsgd --help` and `dsgd SUBCOMMAND --help`";
+
+int refuse(const std::string& fault) {
+  std::fprintf(stderr, "dsgd: %s\n", fault.c_str());
+  return kExitUsage;
+}
+
 int run_tool(int argc, char** argv) {
   // All words after the first "--" belong to the command to run, its options too.
   std::vector<std::string> own(argv + 1, argv + argc);
@@ -97,10 +106,7 @@ int run_tool(int argc, char** argv) {
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
   if (words.empty() && !own.empty() && own.front() == "run") {
-    if (const std::string fault = separator_fault(own); !fault.empty()) {
-      std::fprintf(stderr, "dsgd: %s\n", fault.c_str());
-      return kExitUsage;
-    }
+    if (const std::string fault = separator_fault(own); !fault.empty()) return refuse(fault);
   }
 
   CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
@@ -123,14 +129,12 @@ int run_tool(int argc, char** argv) {
   } catch (const CLI::ParseError& wrong) {
     if (wrong.get_exit_code() == 0) return app.exit(wrong);  // help
     if (const auto subs = app.get_subcommands();
-        !subs.empty() && !subs[0]->remaining().empty() && dynamic_cast<const CLI::ExtrasError*>(&wrong)) {
-      std::fprintf(stderr, "dsgd: %s\n", unknown_words(*subs[0]).c_str());
-      return kExitUsage;
-    }
+        !subs.empty() && !subs[0]->remaining().empty() && dynamic_cast<const CLI::ExtrasError*>(&wrong))
+      return refuse(unknown_words(*subs[0]));
     const bool subcommand = dynamic_cast<const CLI::RequiredError*>(&wrong) && app.get_subcommands().empty();
-    std::fprintf(stderr, "dsgd: %s; see `dsgd --help` and `dsgd SUBCOMMAND --help`\n",
-                 subcommand ? without_subcommand(app).c_str() : wrong.what());
-    return kExitUsage;
+    return refuse((subcommand ? without_subcommand(app) : wrong.what()) + kSeeHelp);
+  } catch (const UsageError& wrong) {
+    return refuse(wrong.what() + kSeeHelp);
   }
   return kExitUsage;
 }

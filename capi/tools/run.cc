@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
 #include "capi/tools/run_words.h"
@@ -37,7 +39,7 @@ bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty()
 
 void refuse_own_key(const std::string& where, const std::string& key) {
   if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
-    throw CLI::ValidationError(where, "dsgd run sets " + key + " itself; " + own->second);
+    throw UsageError(where, "dsgd run sets " + key + " itself; " + own->second);
 }
 
 // Returns the settings of the file that the environment does not override; workers inherit the environment
@@ -64,7 +66,7 @@ std::vector<Setting> given_settings(const RunOptions& options) {
     const Setting setting = parse_setting(text);
     refuse_own_key("--set " + text, setting.key);
     if (setting.key == "job" && !options.job.empty())
-      throw CLI::ValidationError("--set " + text, "--job names the job already");
+      throw UsageError("--set " + text, "--job names the job already");
     settings.push_back(setting);
   }
   return settings;
@@ -75,10 +77,10 @@ uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
   if (all < needed)
-    throw CLI::ValidationError(
-        "--num-workers", std::to_string(all) + " is less than the first rank and the workers here need");
+    throw UsageError("--num-workers",
+                     std::to_string(all) + " is less than the first rank and the workers here need");
   if (all > local_workers && !head_is_elsewhere(options))
-    throw CLI::ValidationError(
+    throw UsageError(
         options.num_workers ? "--num-workers" : "--first-rank",
         "workers that are started elsewhere need a head that they can reach: start one with `dsgd head` and "
         "give its address with --head HOST:PORT (or DSGD_HEAD)");

@@ -35,8 +35,7 @@ Environment job_environment(const RunOptions& options) {
     const size_t equals = text.find('=');
     const std::string name = text.substr(0, equals);
     const char* value = equals == std::string::npos ? std::getenv(name.c_str()) : text.c_str() + equals + 1;
-    if (name.empty() || !value)
-      throw CLI::ValidationError("--env", "'" + text + "' is not set here; write NAME=VALUE");
+    if (name.empty() || !value) throw UsageError("--env", "'" + text + "' is not set here; write NAME=VALUE");
     variables[name] = value;
   }
   return variables;
@@ -46,9 +45,9 @@ std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
   auto hosts = options.hosts.empty() ? read_hostfile(options.hostfile) : parse_hosts(options.hosts);
   for (const auto& host : hosts)
     if (host.workers && !one_command)
-      throw CLI::ValidationError("--hosts", "host '" + host.name +
-                                                "' has a number of workers, which is not possible with "
-                                                "several commands; give -n for each command");
+      throw UsageError("--hosts", "host '" + host.name +
+                                      "' has a number of workers, which is not possible with "
+                                      "several commands; give -n for each command");
   return hosts;
 }
 
@@ -108,8 +107,7 @@ Child head_child(const RunOptions& options, const Host& host, const std::string&
 int run_on_hosts(const RunOptions& options, const std::vector<std::string>& words, uint32_t workers,
                  bool one_command) {
   if (options.num_workers || options.first_rank)
-    throw CLI::ValidationError("--hosts",
-                               "--num-workers and --first-rank follow from the hosts; leave them out");
+    throw UsageError("--hosts", "--num-workers and --first-rank follow from the hosts; leave them out");
   const auto hosts = all_hosts(options, one_command);
   const auto workers_on = [&](const Host& host) { return host.workers ? host.workers : workers; };
   uint32_t all_workers = 0;

@@ -36,7 +36,7 @@ const OtherLaunchersOption* find_others(const std::string& word) {
 }
 
 uint32_t parse_count(const std::string& text) {
-  if (const std::string fault = count_fault(text); !fault.empty()) throw CLI::ValidationError("-n", fault);
+  if (const std::string fault = count_fault(text); !fault.empty()) throw UsageError("-n", fault);
   return static_cast<uint32_t>(std::stoul(text));
 }
 
@@ -44,10 +44,9 @@ uint32_t parse_count(const std::string& text) {
 Part parse_part(const std::vector<std::string>& words) {
   Part part{1, {}};
   size_t next = 0;
-  if (!words.empty() && find_others(words[0]))
-    throw CLI::ValidationError("COMMAND", unknown_word_fault(words[0]));
+  if (!words.empty() && find_others(words[0])) throw UsageError("COMMAND", unknown_word_fault(words[0]));
   if (!words.empty() && (words[0] == "-n" || words[0] == "--workers")) {
-    if (words.size() < 2) throw CLI::ValidationError("-n", "a number of workers must follow");
+    if (words.size() < 2) throw UsageError("-n", "a number of workers must follow");
     part.workers = parse_count(words[1]);
     next = 2;
   }
@@ -72,7 +71,7 @@ std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::
   for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
   for (const auto& part : parts)
     if (part.command.empty())
-      throw CLI::ValidationError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
+      throw UsageError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
   return parts;
 }
 

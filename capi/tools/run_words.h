@@ -14,7 +14,7 @@ struct Part {
 };
 
 // Reads the words after "--", of which `separator` divides the commands. `workers` are those of the first
-// one. Throws a CLI::ValidationError.
+// one. Throws a UsageError.
 std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::string& separator,
                               uint32_t workers);
 

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include "dsgd/dsgd.h"
+
+namespace CLI {
+class App;  // its header takes seconds to compile, so only what adds options includes it
+}
 
 namespace dsgd_tool {
 
@@ -24,6 +26,11 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A mistake on the command line: "--env: 'x' is not set here".
+struct UsageError : std::runtime_error {
+  UsageError(const std::string& where, const std::string& text) : std::runtime_error(where + ": " + text) {}
+};
+
 // Throws a Failure with the error's message if a call has failed. The error is taken by reference since the
 // call that sets it stands in the same argument list.
 void check(int32_t status, dsgd_error* const& error);
@@ -33,7 +40,7 @@ struct Setting {
   std::string key, value;
   std::string variable() const;  // DSGD_KEY
 };
-Setting parse_setting(const std::string& text);  // throws a CLI::ValidationError
+Setting parse_setting(const std::string& text);  // throws a UsageError
 
 std::vector<dsgd_config_key> all_keys();
 
