@@ -186,8 +186,6 @@ struct ShortCut {
 void expect_no_harm(const ShortCut& cut, bool separate_head, int phase) {
   ClusterOptions options = options_of(3, separate_head);
   options.network.retransmission = 200ms;
-  // A step's bucket travels in two rounds or in one.
-  options.settings["algorithm"] = phase / DSGD_SIMULATION_CUT_STRIDE % 2 ? "direct" : "auto";
   const auto program = [&](Cluster& cluster, Session& session, int rank) {
     Cluster::train(cluster, session, rank, rank == 1 ? cut.steps : kForever);
   };
@@ -235,7 +233,6 @@ TEST(Cuts, LostDataOfADepartedWorkerFailsAllAlike) {
     ClusterOptions options = options_of(3, true);
     options.network.delay = {5ms, 5ms};
     options.network.retransmission = 200ms;
-    options.settings["algorithm"] = "direct";  // rank 1 sends its last chunk when it has rank 0's
     Cluster cluster(options, [](Cluster& cluster, Session& session, int rank) {
       Cluster::train(cluster, session, rank, rank == 1 ? 4 : kForever);
     });

@@ -129,31 +129,6 @@ TEST(Metrics, SendersAndReceiversAgreeOnTheBytes) {
   }
 }
 
-// A small bucket travels whole, in one hop; in two rounds each of four workers sends a quarter twice.
-TEST(Metrics, ShowThatSmallBucketsTravelInOneHop) {
-  constexpr int kSteps = 100;
-  constexpr int64_t kElements = 4000;
-  std::map<std::string, double> bytes;  // of a step, from rank 1 to rank 0
-  for (const char* algorithm : {"auto", "direct"}) {
-    run_job(4, {{"algorithm", algorithm}}, [&](dsgd_session* session, int rank) {
-      dsgd_parameter* weight = nullptr;
-      dsgd_replica* replica = nullptr;
-      void *value = nullptr, *gradient = nullptr;
-      DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &kElements, 1, 0, &weight, error_));
-      DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
-      DSGD_OK_OR_FAIL(dsgd_alloc(replica, weight, &value, &gradient, error_));
-      DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
-      const auto sent = [&] {
-        return parse_metrics(text_of(session)).at("dsgd_peer_sent_bytes_total{rank=\"0\"}");
-      };
-      const double before = rank == 1 ? sent() : 0;
-      for (int step = 0; step < kSteps; ++step) DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
-      if (rank == 1) bytes[algorithm] = (sent() - before) / kSteps;
-    });
-  }
-  EXPECT_NEAR(bytes["auto"] - bytes["direct"], kElements * 4 / 2, 64);
-}
-
 TEST(Metrics, OfAWorkerThatIsAloneAndOfAFailedSessionCanBeRead) {
   run_job(1, {}, [&](dsgd_session* session, int) {
     EXPECT_EQ(parse_metrics(text_of(session)).at("dsgd_workers"), 1);
