@@ -19,6 +19,12 @@ using Task = std::function<void()>;
 using TimerId = uint64_t;  // 0 is never a timer
 inline constexpr Time kNever = Time::max();
 
+// How a waiting caller spins.
+struct Spin {
+  Duration duration{};  // it polls for so long before it sleeps
+  bool yields = false;  // it offers its processor to other threads after each look
+};
+
 class Loop {
  public:
   virtual ~Loop() = default;
@@ -47,11 +53,11 @@ class Loop {
     return wait(done, deadline);
   }
 
-  // Hints, any thread. Busy: operations are in flight that must go on while no caller waits; without it, an
-  // idle loop may leave events alone for a millisecond after a caller has stopped driving it. Spin: how long
-  // a waiting caller polls before it sleeps; wise only when each local worker has a core of its own.
+  // A hint, any thread: operations are in flight that must go on while no caller waits. Without it, an idle
+  // loop may leave events alone for a millisecond after a caller has stopped driving it.
   virtual void set_busy(bool /*busy*/) {}
-  virtual void set_spin(Duration /*spin*/) {}
+  // A hint, loop only.
+  virtual void set_spin(const Spin& /*spin*/) {}
 
   // Sets the task that the loop runs when an allocation has failed in a turn of it, so that an event may be
   // lost. The task runs on the loop, and again after a while if it throws std::bad_alloc. Loop only.

@@ -280,7 +280,9 @@ constexpr Rule kRules[] = {
      false},
     {{"spin", "duration", "", "0..1s",
       "Time that a waiting thread spins before it sleeps: shorter latency for a busy core; 0: it sleeps at "
-      "once; not set: 50us if each worker of this node has a processor of its own, else 0.",
+      "once; not set: 50us, or 200us, yielding to other threads meanwhile, if this node has more workers "
+      "than "
+      "processors.",
       "DSGD_SPIN"},
      Type::kDuration,
      0,

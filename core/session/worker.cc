@@ -57,7 +57,8 @@ transport::Checksum checksum_of(const Config& config) {
 
 namespace {
 
-constexpr Duration kSpin = std::chrono::microseconds(50);  // about what a sleep and a wake-up cost
+// About what a sleep and a wake-up cost. Where workers share processors, the wait for one comes on top.
+constexpr Duration kSpin = std::chrono::microseconds(50), kSharingSpin = std::chrono::microseconds(200);
 
 EngineOptions engine_options(const Config& config, const AlgorithmChoice& algorithm) {
   EngineOptions options;
@@ -399,17 +400,16 @@ void Worker::abort_join(const Status& cause) {
   if (auto joined = std::exchange(joined_, nullptr)) joined(cause);
 }
 
-// Spinning helps only if each local worker has a core of its own.
+// If local workers outnumber processors, the one that is waited for may need the processor of the one that
+// waits. If not, yielding would only make the scheduler move threads (see tests/bench/README.md).
 void Worker::choose_spin() {
-  Duration spin = config_.duration("spin");
-  if (config_.text("spin").empty()) {
-    const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
-    const auto local =
-        std::count_if(view_.members.begin(), view_.members.end(),
-                      [&](const transport::MemberInfo& member) { return member.machine == machine; });
-    spin = local <= environment_.processors() ? kSpin : Duration::zero();
-  }
-  network_->loop().set_spin(spin);
+  const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
+  const auto local =
+      std::count_if(view_.members.begin(), view_.members.end(),
+                    [&](const transport::MemberInfo& member) { return member.machine == machine; });
+  const bool sharing = local > environment_.processors();
+  const Duration otherwise = sharing ? kSharingSpin : kSpin;
+  network_->loop().set_spin({config_.text("spin").empty() ? otherwise : config_.duration("spin"), sharing});
 }
 
 void Worker::leave(const Status& cause, std::function<void()> done) {

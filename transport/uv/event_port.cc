@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -63,13 +64,13 @@ UvEventPort::~UvEventPort() noexcept(false) { shut_down(); }
 
 bool UvEventPort::wait() {
   flush();
-  const int64_t spin = spin_.load(std::memory_order_relaxed);
-  if (spin > 0) {
+  if (spin_.duration > Duration::zero()) {
     alerted_ = false;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(spin);
+    const auto end = std::chrono::steady_clock::now() + spin_.duration;
     do {
       uv_run(&loop_, UV_RUN_NOWAIT);
       if (alerted_) return take_woken();
+      if (spin_.yields) sched_yield();
     } while (std::chrono::steady_clock::now() < end);
   }
   uv_run(&loop_, UV_RUN_ONCE);

@@ -50,7 +50,7 @@ class UvEventPort final : public kj::EventPort {
   // The next wait() returns after `timeout` at the latest.
   void set_alarm(Duration timeout);
   void clear_alarm();
-  void set_spin(Duration spin) { spin_.store(spin.count(), std::memory_order_relaxed); }
+  void set_spin(const Spin& spin) { spin_ = spin; }
 
   void alert() { alerted_ = true; }  // something happened: stop spinning
 
@@ -106,7 +106,7 @@ class UvEventPort final : public kj::EventPort {
   bool down_ = false;
   bool alerted_ = false;
   bool exhausted_ = false;
-  std::atomic<int64_t> spin_{0};
+  Spin spin_;
   mutable std::atomic<bool> woken_{false};    // for KJ's executor
   mutable std::atomic<bool> pending_{false};  // an uv_async_send has not been seen by the loop yet
   static constexpr Duration kHold = std::chrono::milliseconds(1);

@@ -87,8 +87,6 @@ void UvLoop::set_busy(bool busy) {
   if (driver_ == Driver::kNone && !someone_may_drive()) call_thread();
 }
 
-void UvLoop::set_spin(Duration spin) { spin_.store(spin.count(), std::memory_order_relaxed); }
-
 void UvLoop::post(Task task) {
   const bool ours = on_loop();
   bool sleeping = false;
@@ -218,7 +216,7 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
   } catch (const kj::Exception&) {
     return false;  // KJ allows one loop per thread, and this thread has its own
   }
-  port_->set_spin(Duration(spin_.load(std::memory_order_relaxed)));
+  port_->set_spin(spin_);
   for (;;) {
     work();
     tell_waiters();
@@ -235,7 +233,7 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
     }
     sleep_or_poll(deadline);
   }
-  port_->set_spin(Duration::zero());
+  port_->set_spin({});
   return true;
 }
 

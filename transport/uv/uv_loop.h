@@ -41,7 +41,7 @@ class UvLoop final : public Loop {
   bool wait(const std::atomic<bool>& done, Time deadline) override;
   bool run(Task task, const std::atomic<bool>& done, Time deadline) override;
   void set_busy(bool busy) override;
-  void set_spin(Duration spin) override;
+  void set_spin(const Spin& spin) override { spin_ = spin; }
   void on_exhausted(Task then) override { exhausted_then_ = std::move(then); }
   uint64_t random() override;
 
@@ -105,9 +105,9 @@ class UvLoop final : public Loop {
   std::atomic<bool> yield_wanted_{false};  // the thread shall give the role to a waiter
   std::atomic<bool> busy_{false};
   std::atomic<bool> resting_{false};
-  std::atomic<int64_t> spin_{0};
 
   // The driver's.
+  Spin spin_;
   std::vector<Task> running_;
   std::map<std::pair<Time, TimerId>, Task> timers_;
   std::unordered_map<TimerId, Time> timer_times_;

@@ -282,12 +282,14 @@ TEST_F(LoopTest, ATaskThatThrowsTakesNothingElseDown) {
 }
 
 TEST_F(LoopTest, ASpinningCallerIsWokenByAPost) {
-  loop->set_spin(5ms);
-  for (int i = 0; i < 200; ++i) {
-    std::atomic<bool> done{false};
-    std::thread other([&] { loop->post([&] { done.store(true, std::memory_order_release); }); });
-    EXPECT_TRUE(loop->wait(done, soon()));
-    other.join();
+  for (const bool yields : {false, true}) {
+    run_and_wait(*loop, [&] { loop->set_spin({5ms, yields}); });
+    for (int i = 0; i < 200; ++i) {
+      std::atomic<bool> done{false};
+      std::thread other([&] { loop->post([&] { done.store(true, std::memory_order_release); }); });
+      EXPECT_TRUE(loop->wait(done, soon()));
+      other.join();
+    }
   }
 }
 
