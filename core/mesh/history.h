@@ -20,6 +20,7 @@ class History {
     return call < call_number(channel_of(call), calls_below_[channel_of(call)]) || calls_.count(call) > 0 ||
            operations_.count(operation) > 0;
   }
+  bool has_succeeded(uint64_t operation) const { return has_ended(operation) && !failure_of(operation); }
   void end_operation(uint64_t operation) { operations_.insert(operation); }
   void end_call(uint64_t call) {
     uint64_t& below = calls_below_[channel_of(call)];

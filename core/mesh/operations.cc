@@ -284,6 +284,8 @@ bool Operations::has_begun(uint64_t number) const {
 }
 
 void Operations::on_operation_failed(const transport::OperationFailed& message) {
+  if (message.cause.code() == Code::kTimeout && history_.has_succeeded(message.operation))
+    return peers_.report_given_up(message.rank, call_of(message.operation), message.cause);
   // The sender leaves in mid-operation. Forwards the cause, because this worker's goodbye may reach a third
   // worker before the sender's message does.
   const bool sender_is_leaving =

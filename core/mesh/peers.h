@@ -44,6 +44,8 @@ class SessionEvents {
   // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
   // otherwise the last of it may be lost.
   virtual void on_peer_departed(int32_t rank) = 0;
+  // A peer gave up, at its deadline, an operation of this call that has succeeded here.
+  virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
   // PutObject, DeleteObject or FetchObject.
   virtual void on_object(transport::Message message, transport::Responder respond) = 0;
   // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
@@ -123,6 +125,9 @@ class Peers final : public transport::ServerHandler {
   }
   // Fails the session, from a task of the loop.
   void report_failure(int32_t rank, const Status& why);
+  void report_given_up(int32_t rank, uint64_t call, const Status& cause) {
+    session_.on_given_up(rank, call, cause);
+  }
 
   bool alone() const;  // all others have left
   bool has_left(int32_t rank) const { return peers_[rank].presence == Presence::kLeft; }

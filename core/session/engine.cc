@@ -405,11 +405,12 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
+      last_step_call_ = call;
       compared_ = result.all_done;
       warn_of_departed(call);
     } else if (status.code() == Code::kDiverged) {
       torn_ = status;
-    } else if (!step_.failed_in_agreement()) {
+    } else if (torn_.ok() && !step_.failed_in_agreement()) {
       torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
                                       " failed half-way, so workers may be at different steps: " +
                                       status.message() + "; start a new session from a checkpoint")
@@ -597,6 +598,19 @@ void Engine::on_peer_departed(int32_t rank) {
   departed_.push_back(rank);
   objects_.peer_left(rank);
   if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());
+}
+
+// The peer's steps have ended, so those of this worker end, too.
+void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
+  if (step_.running() && step_.call() == call) return step_.fail(cause);
+  if (call != last_step_call_ || !torn_.ok()) return;
+  torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_ - 1) + " has succeeded here, but " +
+                                  mesh_->members().name(rank) + " gave it up: " + cause.message() +
+                                  "; start a new session from a checkpoint")
+              .with_rank(rank, mesh_->members().host_of(rank));
+  log_->error(torn_.message());
+  log_->report({WorkerReport::Kind::kFailed, rank});
+  if (step_.running()) step_.fail(torn_);
 }
 
 void Engine::on_object(transport::Message message, transport::Responder respond) {

@@ -143,6 +143,7 @@ class Engine final : public SessionEvents {
   void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) override;
   void on_peer_departed(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
+  void on_given_up(int32_t rank, uint64_t call, const Status& cause) override;
   void on_object(transport::Message message, transport::Responder respond) override;
   transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
                                       size_t nbytes) override {
@@ -268,6 +269,7 @@ class Engine final : public SessionEvents {
   uint64_t next_step_ = 0, strategy_version_ = 0;
   uint32_t total_replicas_ = 1;
   bool last_step_failed_ = false;
+  uint64_t last_step_call_ = 0;         // of the last step that succeeded
   bool compared_ = false;               // the last step has compared all values
   std::vector<uint64_t> last_digests_;  // of this worker's values, as it closes
   struct LastDigests {

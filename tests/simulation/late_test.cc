@@ -1,5 +1,6 @@
-// One of two workers comes to a step around the time at which the other gives it up. The step succeeds on
-// both or on neither, whatever is still on its way.
+// A worker comes to a step around the time at which the others give it up. Two workers always agree whether
+// the step has succeeded. Of three, one may complete it with data that was on its way; it learns that another
+// has given up, and no worker makes a further step.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -13,47 +14,55 @@ using namespace std::chrono_literals;
 
 constexpr transport::Duration kLimit = 1s;  // of a step
 
-// Rank 1 waits for `lateness` before its second step.
-void expect_agreement(const std::string& algorithm, transport::Duration lateness, std::set<bool>* outcomes) {
-  SCOPED_TRACE(algorithm + ", " + std::to_string(lateness / 1ms) + " ms late");
-  ClusterOptions options{.settings = {{"lease", "10s"}, {"step_timeout", "1s"}, {"algorithm", algorithm}}};
+// Rank 1 waits for `lateness` before its second step. Returns on which workers that step has succeeded.
+std::set<bool> run_late_step(const std::string& algorithm, int workers, transport::Duration lateness) {
+  SCOPED_TRACE(algorithm + ", " + std::to_string(workers) + " workers, " + std::to_string(lateness / 1ms) +
+               " ms late");
+  ClusterOptions options{.workers = workers,
+                         .settings = {{"lease", "10s"}, {"step_timeout", "1s"}, {"algorithm", algorithm}}};
   options.network.delay = {20ms, 20ms};
   Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
     if (!Cluster::train(cluster, session, rank, 1)) return;
+    const auto pause = std::chrono::duration_cast<std::chrono::milliseconds>(lateness);
     if (rank == 1) {
-      EXPECT_EQ(session.queue_poll(1, std::chrono::duration_cast<std::chrono::milliseconds>(lateness))
-                    .status()
-                    .code(),
-                Code::kWaitTimeout);
+      EXPECT_EQ(session.queue_poll(1, pause).status().code(), Code::kWaitTimeout);
     }
     StepResult result;
-    cluster.note(rank, "late step", [&] { return session.step(1, &result); });
-    cluster.note(rank, "next step", [&] { return session.step(1, &result); });
+    const auto step = [&] { return session.step(1, &result); };
+    cluster.note(rank, "late step", step);
+    cluster.note(rank, "next step", step);
     cluster.note(rank, "barrier", [&] { return session.barrier(Session::Mode::kWait).status(); });
+    cluster.note(rank, "last step", step);
   });
-  ASSERT_TRUE(cluster.run_until_ended(30s));
-  ASSERT_TRUE(cluster.call(0, "late step"));
-  const bool succeeded = cluster.call(0, "late step")->status.ok();
-  for (int rank = 0; rank < options.workers; ++rank) {
-    const NotedCall* late = cluster.call(rank, "late step");
-    EXPECT_EQ(late->status.ok(), succeeded) << cluster.history(rank);
-    const Code next = cluster.call(rank, "next step")->status.code();
-    EXPECT_TRUE(next == (succeeded ? Code::kOk : Code::kTorn)) << cluster.history(rank);
-    EXPECT_TRUE(cluster.call(rank, "barrier")->status.ok()) << cluster.history(rank);
+  EXPECT_TRUE(cluster.run_until_ended(30s));
+  std::set<bool> outcomes;
+  for (int rank = 0; rank < workers; ++rank) outcomes.insert(cluster.call(rank, "late step")->status.ok());
+  const bool all_succeeded = outcomes == std::set<bool>{true};
+  for (int rank = 0; rank < workers; ++rank) {
+    EXPECT_EQ(cluster.call(rank, "next step")->status.ok(), all_succeeded) << cluster.history(rank);
+    EXPECT_TRUE(outcomes.size() == 2 || cluster.call(rank, "barrier")->status.ok()) << cluster.history(rank);
+    EXPECT_EQ(cluster.call(rank, "last step")->status.code(), all_succeeded ? Code::kOk : Code::kTorn)
+        << cluster.history(rank);
   }
-  outcomes->insert(succeeded);
+  return outcomes;
 }
 
-TEST(Late, AStepSucceedsOnBothWorkersOrOnNeither) {
+void expect_agreement(int workers, const std::set<std::set<bool>>& expected) {
   for (const char* algorithm : {"auto", "direct", "ring"}) {
-    std::set<bool> outcomes;  // of the step
+    std::set<std::set<bool>> outcomes;
     for (auto lateness = kLimit - 50ms; lateness <= kLimit + 150ms; lateness += 5ms) {
-      expect_agreement(algorithm, lateness, &outcomes);
+      outcomes.insert(run_late_step(algorithm, workers, lateness));
       if (testing::Test::HasFailure()) return;
     }
-    EXPECT_EQ(outcomes.size(), 2u) << "the moments are the wrong ones";
+    EXPECT_EQ(outcomes, expected) << algorithm;
   }
 }
+
+const std::set<bool> kAll = {true}, kNone = {false}, kSome = {false, true};
+
+TEST(Late, AStepSucceedsOnBothWorkersOrOnNeither) { expect_agreement(2, {kAll, kNone}); }
+
+TEST(Late, NoWorkerGoesOnAfterAStepThatAnotherHasGivenUp) { expect_agreement(3, {kAll, kNone, kSome}); }
 
 }  // namespace
 }  // namespace dsgd::simulation
