@@ -331,7 +331,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   auto left = std::make_shared<std::atomic<bool>>(false);
   *idle = true;
   if (compare) {
-    // The pass over values in host memory takes its time; half of the limit stays for leaving.
+    // A pass over values in host memory takes its time; half of the limit stays for leaving.
     const transport::Duration half = (leave_until - now) / 2;
     compare_last_values(now + half);
     leave_until = std::max(leave_until, loop().now() + half);
@@ -344,7 +344,7 @@ void Session::Impl::compare_last_values(transport::Time until) {
   auto compared = std::make_shared<std::atomic<bool>>(false);
   loop().run(
       [this, until, compared] { engine().compare_last_values(until, [compared] { *compared = true; }); },
-      *compared, until + kSlack);
+      *compared, transport::kNever);  // a pass over values on the host ends by itself
 }
 
 bool Session::Impl::has_failed() {

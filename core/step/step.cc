@@ -23,7 +23,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options)
       devices_(state_, waiter_),
       commit_(state_, devices_),
       untrained_(state_),
-      values_(state_, waiter_),
+      values_(state_, loop, waiter_),
       group_(state_),
       team_(state_, host_, devices_) {}
 Step::~Step() = default;

@@ -85,6 +85,7 @@ uint64_t ValueComparison::digest(uint64_t part) const {
 
 void ValueComparison::digest_all(transport::Time deadline,
                                  std::function<void(const Status&, std::vector<uint64_t>)> then) {
+  under_way_ = std::make_shared<int>();
   digests_.clear();
   digests_.resize(state_.model.parameters.size());
   digest_from(0, deadline, std::move(then));
@@ -93,27 +94,27 @@ void ValueComparison::digest_all(transport::Time deadline,
 // A device gives one part at a time, through the memory that a header's part goes through.
 void ValueComparison::digest_from(uint64_t part, transport::Time deadline,
                                   std::function<void(const Status&, std::vector<uint64_t>)> then) {
-  const auto add_part = [this](uint64_t part) {
+  if (part == kParts) {
+    std::vector<uint64_t> digests;
+    for (const auto& digest : digests_) {
+      if (digest) digests.push_back(digest->result());
+    }
+    digests_.clear();
+    return then({}, fold_digests(digests));
+  }
+  const std::weak_ptr<int> self = under_way_;
+  fetch(part, deadline, [this, self, part, deadline, then = std::move(then)](const Status& status) {
+    if (self.expired()) return;
+    if (!status.ok()) return then(status, {});
     for (size_t p = 0; p < digests_.size(); ++p) {
       if (!state_.model.parameters[p]->trained) continue;
       if (!digests_[p]) digests_[p] = std::make_unique<ValueDigest>();
       add(*digests_[p], p, part);
     }
-  };
-  if (part < kParts) {
-    return fetch(part, deadline,
-                 [this, add_part, part, deadline, then = std::move(then)](const Status& status) {
-                   if (!status.ok()) return then(status, {});
-                   add_part(part);
-                   digest_from(part + 1, deadline, then);
-                 });
-  }
-  std::vector<uint64_t> digests;
-  for (const auto& digest : digests_) {
-    if (digest) digests.push_back(digest->result());
-  }
-  digests_.clear();
-  then({}, fold_digests(digests));
+    loop_.post([this, self, part, deadline, then] {
+      if (!self.expired()) digest_from(part + 1, deadline, then);
+    });
+  });
 }
 
 }  // namespace dsgd

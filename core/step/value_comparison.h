@@ -24,13 +24,15 @@ class ValueComparison {
   static constexpr uint64_t kParts = 64;
   static uint64_t part_of(uint64_t step) { return step % kParts; }
 
-  ValueComparison(StepState& state, device::Waiter& waiter) : state_(state), waiter_(waiter) {}
+  ValueComparison(StepState& state, transport::Loop& loop, device::Waiter& waiter)
+      : state_(state), loop_(loop), waiter_(waiter) {}
   Status make_buffers();
   // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
   // device's.
   void fetch(uint64_t part, transport::Time deadline, std::function<void(const Status&)> then);
   uint64_t digest(uint64_t part) const;
-  // Digests all values and gives `then` the digests, folded. A failure is the device's.
+  // Digests all values and gives `then` the digests, folded. A failure is the device's. Takes a task of the
+  // loop for each part, so that the loop goes on meanwhile. Another call drops the one under way.
   void digest_all(transport::Time deadline, std::function<void(const Status&, std::vector<uint64_t>)> then);
 
  private:
@@ -42,12 +44,14 @@ class ValueComparison {
   bool on_host() const { return state_.context_of(0).is_host(); }
 
   StepState& state_;
+  transport::Loop& loop_;
   device::Waiter& waiter_;
   SumList values_;
   // Values of a part, gathered, where replica 0 is not on the host.
   Memory there_, here_;
   std::vector<size_t> offsets_;                        // in these, by parameter, bytes; the last is the size
   std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, during digest_all()
+  std::shared_ptr<int> under_way_;                     // the digest_all() under way; ends its tasks
 };
 
 }  // namespace dsgd

@@ -1,6 +1,11 @@
 // Models that differ: one flipped bit in the memory of one replica is found, by the code that says so, at the
 // latest where the header promises.
 
+#include <signal.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <future>
@@ -8,6 +13,7 @@
 #include <vector>
 
 #include "job.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd_test {
 namespace {
@@ -246,6 +252,77 @@ TEST(Integrity, ClosingAtOnceComparesNothing) {
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
     EXPECT_EQ(dsgd_close(session, 0, nullptr), DSGD_OK);
   });
+}
+
+// Memory that can be made slow: each page then takes 40 ms to be read, as if it came from a disk.
+class SlowMemory {
+ public:
+  static constexpr size_t kPages = 64, kPage = 4096, kBytes = kPages * kPage;
+
+  SlowMemory() {
+    pages_ =
+        static_cast<char*>(mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    struct sigaction action = {};
+    action.sa_sigaction = [](int, siginfo_t* fault, void*) {
+      const timespec pause = {0, 40'000'000};
+      nanosleep(&pause, nullptr);
+      const auto offset = static_cast<size_t>(static_cast<char*>(fault->si_addr) - pages_);
+      if (offset >= kBytes) abort();
+      mprotect(pages_ + offset / kPage * kPage, kPage, PROT_READ | PROT_WRITE);
+    };
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &before_);
+  }
+  ~SlowMemory() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(pages_, kBytes);
+  }
+  void* data() const { return pages_; }
+  void become_slow() { mprotect(pages_, kBytes, PROT_NONE); }
+
+ private:
+  static inline char* pages_ = nullptr;
+  struct sigaction before_ = {};
+};
+
+// Rank 0 hosts the head and closes, too. Rank 1 goes on with its part in that while it reads its values.
+TEST(Integrity, ReadingValuesAtCloseForLongerThanALeaseDoesNotHarmOthers) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers take SIGSEGV";
+  const std::string head = "unix:" + testing::TempDir() + "dsgd-integrity-" + std::to_string(getpid());
+  SlowMemory values;
+  std::vector<float> gradients(SlowMemory::kBytes / sizeof(float));
+  std::atomic<int> closed{0};
+  const auto train = [&](int rank) {
+    dsgd_config* config = dsgd_config_new();
+    for (const auto& [key, value] :
+         Settings{{"head", head}, {"num_workers", "3"}, {"rank", std::to_string(rank)}, {"lease", "1s"}})
+      DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
+    dsgd_session* session = nullptr;
+    DSGD_OK_OR_FAIL(dsgd_init(config, &session, error_));
+    dsgd_config_free(config);
+    const int64_t count = SlowMemory::kBytes / sizeof(float);
+    dsgd_parameter* weight;
+    dsgd_replica* replica;
+    DSGD_OK_OR_FAIL(dsgd_parameter_add(session, "weight", DSGD_FLOAT32, &count, 1, 0, &weight, error_));
+    DSGD_OK_OR_FAIL(dsgd_replica_add(session, "cpu", &replica, error_));
+    if (rank == 1) {
+      DSGD_OK_OR_FAIL(dsgd_bind(replica, weight, values.data(), SlowMemory::kBytes, gradients.data(),
+                                SlowMemory::kBytes, error_));
+    } else {
+      void *value, *gradient;
+      DSGD_OK_OR_FAIL(dsgd_alloc(replica, weight, &value, &gradient, error_));
+    }
+    DSGD_OK_OR_FAIL(dsgd_start(session, nullptr, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    if (rank == 1) values.become_slow();
+    while (rank == 2 && closed < 2) DSGD_OK_OR_FAIL(dsgd_step(session, 1, nullptr, error_));
+    DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+    ++closed;
+    dsgd_session_free(session);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) threads.emplace_back(train, rank);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
