@@ -11,7 +11,7 @@ final class Segments {
     throw unsupported();
   }
 
-  static void requireAlive(Object owner, String name) {} // no owner is a segment
+  static void requireAlive(Object owner, String name) {} // no arenas
 
   static Object over(Object owner, long address, long nbytes, boolean readOnly) {
     throw unsupported();

@@ -3,6 +3,7 @@ package io.dsgd;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.ref.Reference;
+import java.nio.Buffer;
 
 /** Makes a NativeArray of a MemorySegment and a MemorySegment of memory; for Java 22 and later. */
 final class Segments {
@@ -24,11 +25,15 @@ final class Segments {
         segment.address(), segment.byteSize(), type, !segment.isReadOnly(), segment);
   }
 
-  /** Refuses a segment whose arena is closed; takes any other object. */
+  /** Refuses a segment whose arena is closed, or a buffer made from one; takes any other object. */
   static void requireAlive(Object owner, String name) {
-    if (owner instanceof MemorySegment segment && !segment.scope().isAlive()) {
+    MemorySegment segment =
+        owner instanceof Buffer buffer
+            ? MemorySegment.ofBuffer(buffer)
+            : owner instanceof MemorySegment itself ? itself : null;
+    if (segment != null && !segment.scope().isAlive()) {
       throw DsgdException.invalid(
-          name + " is a segment whose arena is closed; keep the arena open while dsgd uses it");
+          name + " is of a segment whose arena is closed; keep the arena open while dsgd uses it");
     }
   }
 

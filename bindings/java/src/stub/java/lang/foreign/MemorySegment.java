@@ -1,5 +1,7 @@
 package java.lang.foreign;
 
+import java.nio.Buffer;
+import java.nio.ByteBuffer;
 import java.util.function.Consumer;
 
 /** The part of Java 22's MemorySegment that dsgd and its tests use; for javac only. */
@@ -14,11 +16,17 @@ public interface MemorySegment {
 
   MemorySegment asReadOnly();
 
+  ByteBuffer asByteBuffer();
+
   Scope scope();
 
   MemorySegment reinterpret(long newSize, Arena arena, Consumer<MemorySegment> cleanup);
 
   static MemorySegment ofAddress(long address) {
+    throw new AssertionError();
+  }
+
+  static MemorySegment ofBuffer(Buffer buffer) {
     throw new AssertionError();
   }
 

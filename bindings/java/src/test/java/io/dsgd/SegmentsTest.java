@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import java.io.File;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.nio.ByteOrder;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.jar.JarFile;
 import org.junit.jupiter.api.Test;
@@ -124,26 +125,37 @@ class SegmentsTest {
   @Test
   void boundSegmentsOfClosedArenasAreRefused() throws Exception {
     assumeTrue(areThere());
-    Session session = Job.alone();
-    Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
-    Replica replica = session.addReplica();
-    Arena arena = Arena.ofShared();
-    NativeArray values = NativeArray.ofSegment(arena.allocate(8, 8), DType.FLOAT32);
-    NativeArray gradients = NativeArray.ofSegment(arena.allocate(8, 8), DType.FLOAT32);
-    replica.bind(weight, values, gradients);
-    session.setOptimizer("sgd", "lr=0.1");
-    session.start();
-    arena.close();
-    for (DsgdException e :
-        new DsgdException[] {
-          Fails.with(Status.INVALID_ARGUMENT, () -> session.step(1)),
-          Fails.with(Status.INVALID_ARGUMENT, () -> session.beginStep(1)),
-          Fails.with(Status.INVALID_ARGUMENT, session::digest),
-          Fails.with(Status.INVALID_ARGUMENT, session::close),
-        }) {
-      assertTrue(e.getMessage().contains("arena is closed; keep"), e.getMessage());
+    for (boolean asBuffers : new boolean[] {false, true}) {
+      Session session = Job.alone();
+      Parameter weight = session.addParameter("weight", DType.FLOAT32, 2);
+      Replica replica = session.addReplica();
+      Arena arena = Arena.ofShared();
+      MemorySegment values = arena.allocate(8, 8);
+      MemorySegment gradients = arena.allocate(8, 8);
+      if (asBuffers) {
+        ByteOrder order = ByteOrder.nativeOrder();
+        replica.bind(
+            weight, values.asByteBuffer().order(order), gradients.asByteBuffer().order(order));
+      } else {
+        replica.bind(
+            weight,
+            NativeArray.ofSegment(values, DType.FLOAT32),
+            NativeArray.ofSegment(gradients, DType.FLOAT32));
+      }
+      session.setOptimizer("sgd", "lr=0.1");
+      session.start();
+      arena.close();
+      for (DsgdException e :
+          new DsgdException[] {
+            Fails.with(Status.INVALID_ARGUMENT, () -> session.step(1)),
+            Fails.with(Status.INVALID_ARGUMENT, () -> session.beginStep(1)),
+            Fails.with(Status.INVALID_ARGUMENT, session::digest),
+            Fails.with(Status.INVALID_ARGUMENT, session::close),
+          }) {
+        assertTrue(e.getMessage().contains("arena is closed; keep"), e.getMessage());
+      }
+      Fails.with(Status.CLOSED, () -> session.rank());
     }
-    Fails.with(Status.CLOSED, () -> session.rank());
   }
 
   @Test
