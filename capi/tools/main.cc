@@ -109,6 +109,10 @@ int run_tool(int argc, char** argv) {
     if (const std::string fault = separator_fault(own); !fault.empty()) return refuse(fault);
   }
 
+  // CLI11 would read MPICH's -hosts as -h.
+  for (const std::string& word : own)
+    if (word.starts_with("-ho")) return refuse(unknown_word_fault(word));
+
   CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
                "dsgd");
   app.require_subcommand(1);

@@ -20,6 +20,7 @@ constexpr OtherLaunchersOption kOthers[] = {
     {"--ntasks", kCount},
     {"--nnodes", kHosts},
     {"-H", kHosts},
+    {"-ho", kHosts},  // -hosts, -hostfile
     {"--node-rank", "the rank of the first worker here is --first-rank"},
     {"--master-", "the head's address is --head HOST:PORT"},
     {"--rdzv-", "the head's address is --head HOST:PORT"},
