@@ -355,12 +355,14 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).
- *   Comparison  Unless timeout_ms is 0, the call compares the values of this worker's first replica with
- *               those of the workers that closed after the same step. It reads all values, those of dsgd_bind
- *               too, and the time for that comes on top of the limits under Peers. After a step with
- *               all_done = 1 nothing is left to compare. If values differ, the session is closed, and the
- *               worker that closes later gets DSGD_ERR_DIVERGED (see dsgd_step). If a GPU does not give its
- *               values within half of the limit under Peers, a warning says that they were not compared.
+ *   Comparison  After a successful step, and unless timeout_ms is 0, the call compares the values of this
+ *               worker's first replica with those of the workers that have closed after the same step. It
+ *               reads all values, those of dsgd_bind too, and the time for that comes on top of the limits
+ *               under Peers. If values differ, the session is closed, and the worker that closes later gets
+ *               DSGD_ERR_DIVERGED (see dsgd_step). Workers that close at the same moment may miss each
+ *               other's values. A step with all_done = 1 misses none, and leaves nothing to compare here. If
+ *               a GPU does not give its values within half of the limit under Peers, a warning says that they
+ *               were not compared.
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed,
  *               and with the same result. dsgd_abort ends the waiting.
  *   GPUs        Last, the call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further
