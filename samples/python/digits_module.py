@@ -26,6 +26,11 @@ with dsgd.init() as session:  # joins the job that `dsgd run` describes
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.3)
     shard = session.shard(len(train_labels), seed=1)  # this worker's part of the data
+
+    def update():  # applies the mean gradient, as every worker must do in each step
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+
     for epoch in range(15):
         model.train()
         for batch in shard.batches(16, epoch):
@@ -33,9 +38,8 @@ with dsgd.init() as session:  # joins the job that `dsgd run` describes
             model.set_weight(len(batch))  # the mean counts each worker by its samples
             loss = nn.functional.cross_entropy(model(train_pixels[batch]), train_labels[batch])
             loss.backward()  # ends with the mean gradient of all workers in .grad
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
-        model.join(optimizer.step)  # until the other workers have no batch left either
+            update()
+        model.join(update)  # until the other workers have no batch left either
         scheduler.step()
         model.eval()
         with torch.no_grad():
