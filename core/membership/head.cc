@@ -228,15 +228,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
         return Status(Code::kExists,
                       "worker id '" + late.worker_id + "' is taken by rank " + std::to_string(w.info.rank) +
                           " on host " + w.info.host + " (pid " + std::to_string(w.info.pid) +
-                          ") of this job, which is running; give each worker its own `worker_id`" +
-                          kFirstRankHint);
+                          ") of this job, which has all its workers; start another job with a head of its "
+                          "own, at another address");
       }
     }
     return Status(Code::kState,
                   "worker " + describe_candidate(late) + " comes too late: all " +
                       std::to_string(options.num_workers) +
-                      " workers of the job have come and it is running; raise `num_workers` and start "
-                      "the job again, or use another `job` with a head of its own");
+                      " workers of the job have come; start another job with a head of its own, at another "
+                      "address, or this job again with a larger `num_workers`");
   }
 
   void complete() {
