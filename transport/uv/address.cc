@@ -4,10 +4,12 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/un.h>
 #include <uv.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
 
 #include "transport/uv/guard.h"
@@ -30,6 +32,10 @@ Result<ParsedAddress> parse_address(const std::string& text) {
     parsed.is_unix = true;
     parsed.path = text.substr(5);
     if (parsed.path.empty()) return invalid("has no path");
+    // Later connections go to the same socket, even if the host has changed its directory.
+    std::error_code error;
+    const std::string absolute = std::filesystem::absolute(parsed.path, error);
+    if (!error && absolute.size() < sizeof(sockaddr_un::sun_path)) parsed.path = absolute;
     return parsed;
   }
   const size_t colon = text.rfind(':');

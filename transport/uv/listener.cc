@@ -126,7 +126,7 @@ Result<BoundSocket> bind_and_listen(const std::string& address, const std::share
   }
   if (!status.ok()) return status;
   if (parsed.value().is_unix) {
-    bound.address = address;
+    bound.address = "unix:" + parsed.value().path;
     bound.unlink_path = parsed.value().path;
     struct stat info{};
     if (::stat(bound.unlink_path.c_str(), &info) == 0) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -119,6 +120,21 @@ INSTANTIATE_TEST_SUITE_P(
                 {{"head", "unix:" + testing::TempDir() + "dsgd-network-" + std::to_string(getpid())}},
                 {"the head is a Unix socket"}}),
     [](const auto& info) { return info.param.name; });
+
+// Workers dial each other at their first operation.
+TEST(UnixSocket, ARelativePathOutlivesAChangeOfDirectory) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(testing::TempDir());
+  std::atomic<int> joined{0};
+  const Settings settings = {{"head", "unix:dsgd-relative-" + std::to_string(getpid())}, {"lease", "2s"}};
+  run_job(2, settings, [&](dsgd_session* session, int) {
+    ++joined;
+    while (joined < 2) std::this_thread::yield();
+    std::filesystem::current_path("/");
+    DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
+  });
+  std::filesystem::current_path(before);
+}
 
 // As workers are started by hand: each may become the head, which then accepts its peers where it is told to.
 // Returns their logs.
