@@ -37,9 +37,14 @@ const std::map<std::string, std::string> kOwnKeys = {
 
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
+// Returns what to do instead of setting the key; "" if it may be set.
+std::string own_key_fault(const std::string& key) {
+  const auto own = kOwnKeys.find(key);
+  return own == kOwnKeys.end() ? "" : "dsgd run sets " + key + " itself; " + own->second;
+}
+
 void refuse_own_key(const std::string& where, const std::string& key) {
-  if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
-    throw UsageError(where, "dsgd run sets " + key + " itself; " + own->second);
+  if (const std::string fault = own_key_fault(key); !fault.empty()) throw UsageError(where, fault);
 }
 
 // Returns the settings of the file that the environment does not override; workers inherit the environment
@@ -113,8 +118,7 @@ bool is_own_key(const std::string& key) { return kOwnKeys.contains(key); }
 std::string remedy_for_key(const std::string& option) {
   std::string key = option.substr(std::min(option.size(), option.find_first_not_of('-')));
   std::replace(key.begin(), key.end(), '-', '_');
-  if (const auto own = kOwnKeys.find(key); own != kOwnKeys.end())
-    return "dsgd run sets " + key + " itself; " + own->second;
+  if (const std::string fault = own_key_fault(key); !fault.empty()) return fault;
   const OwnedConfig config(dsgd_config_new());
   return dsgd_config_value(config.get(), key.c_str())
              ? key + " is a configuration key: --set " + key + "=VALUE"

@@ -280,9 +280,8 @@ constexpr Rule kRules[] = {
      false},
     {{"spin", "duration", "", "0..1s",
       "Time that a waiting thread spins before it sleeps: shorter latency for a busy core; 0: it sleeps at "
-      "once; not set: 50us, or 200us, yielding to other threads meanwhile, if this node has more workers "
-      "than "
-      "processors.",
+      "once; not set: 50us, or 200us, yielding to other threads meanwhile, if this node has more "
+      "workers than processors.",
       "DSGD_SPIN"},
      Type::kDuration,
      0,
