@@ -85,9 +85,7 @@ uint64_t ValueComparison::digest(uint64_t part) const {
 
 void ValueComparison::digest_all(transport::Time deadline,
                                  std::function<void(const Status&, std::vector<uint64_t>)> then) {
-  under_way_ = std::make_shared<int>();
-  digests_.clear();
-  digests_.resize(state_.model.parameters.size());
+  digests_ = std::make_shared<std::vector<std::unique_ptr<ValueDigest>>>(state_.model.parameters.size());
   digest_from(0, deadline, std::move(then));
 }
 
@@ -96,23 +94,24 @@ void ValueComparison::digest_from(uint64_t part, transport::Time deadline,
                                   std::function<void(const Status&, std::vector<uint64_t>)> then) {
   if (part == kParts) {
     std::vector<uint64_t> digests;
-    for (const auto& digest : digests_) {
+    for (const auto& digest : *digests_) {
       if (digest) digests.push_back(digest->result());
     }
-    digests_.clear();
+    digests_.reset();
     return then({}, fold_digests(digests));
   }
-  const std::weak_ptr<int> self = under_way_;
-  fetch(part, deadline, [this, self, part, deadline, then = std::move(then)](const Status& status) {
-    if (self.expired()) return;
+  const auto alive = std::weak_ptr(digests_);
+  fetch(part, deadline, [this, alive, part, deadline, then = std::move(then)](const Status& status) {
+    if (alive.expired()) return;
     if (!status.ok()) return then(status, {});
-    for (size_t p = 0; p < digests_.size(); ++p) {
+    for (size_t p = 0; p < digests_->size(); ++p) {
       if (!state_.model.parameters[p]->trained) continue;
-      if (!digests_[p]) digests_[p] = std::make_unique<ValueDigest>();
-      add(*digests_[p], p, part);
+      std::unique_ptr<ValueDigest>& digest = (*digests_)[p];
+      if (!digest) digest = std::make_unique<ValueDigest>();
+      add(*digest, p, part);
     }
-    loop_.post([this, self, part, deadline, then] {
-      if (!self.expired()) digest_from(part + 1, deadline, then);
+    loop_.post([this, alive, part, deadline, then] {
+      if (!alive.expired()) digest_from(part + 1, deadline, then);
     });
   });
 }

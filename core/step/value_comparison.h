@@ -49,9 +49,9 @@ class ValueComparison {
   SumList values_;
   // Values of a part, gathered, where replica 0 is not on the host.
   Memory there_, here_;
-  std::vector<size_t> offsets_;                        // in these, by parameter, bytes; the last is the size
-  std::vector<std::unique_ptr<ValueDigest>> digests_;  // by parameter, during digest_all()
-  std::shared_ptr<int> under_way_;                     // the digest_all() under way; ends its tasks
+  std::vector<size_t> offsets_;  // in these, by parameter, bytes; the last is the size
+  // By parameter, during digest_all(), whose tasks end with it.
+  std::shared_ptr<std::vector<std::unique_ptr<ValueDigest>>> digests_;
 };
 
 }  // namespace dsgd
