@@ -132,6 +132,7 @@ UvNetwork::~UvNetwork() {
   loop.wait(ended, loop.now() + kEnding);
   run_and_wait(loop, [this] { state_->force_end(); });
   state_->read_.pool->set_freed(nullptr);  // receipts may come back later still
+  loop.stop();  // until then its tasks and timers may dial, and dial() uses the loop
   state_->loop_.reset();
 }
 

@@ -49,7 +49,7 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
   return loop;
 }
 
-UvLoop::~UvLoop() {
+void UvLoop::stop() {
   if (!thread_.joinable()) return;
   forget_at_exit(this);
   {

@@ -29,9 +29,10 @@ Time boot_time();  // of CLOCK_BOOTTIME: the time of every UvLoop
 class UvLoop final : public Loop {
  public:
   static Result<std::unique_ptr<UvLoop>> start(const std::string& thread_name);
+  ~UvLoop() override { stop(); }
   // Ends the thread; posted tasks that have not run are dropped. No caller may be waiting. All handles on the
   // port must have been given up.
-  ~UvLoop() override;
+  void stop();
 
   Time now() const override;
   void post(Task task) override;

@@ -80,6 +80,21 @@ TEST_F(EndingTest, TheNetworkMayGoRightAfterACloseAndTheQueueStillArrives) {
   channel.reset();
 }
 
+// The loop's timers run until its thread ends, and one of them may dial, as after a connection that broke.
+TEST_F(EndingTest, AConnectionMayBeDialledUntilTheThreadOfTheNetworkHasEnded) {
+  for (int round = 0; round < 2000; ++round) {
+    start();
+    std::function<void()> dial_again = [&, network = client.get()] {
+      network->dial("127.0.0.1:1", {}, [](Result<std::unique_ptr<ClientChannel>>) {});
+      network->loop().schedule(network->loop().now(), dial_again);
+    };
+    client->loop().set_busy(true);  // else the thread keeps out of the way of the destructor's own calls
+    on(*client, dial_again);
+    client.reset();
+    TearDown();
+  }
+}
+
 TEST_F(EndingTest, AnswersGivenBeforeTheAcceptingSideClosesAllArrive) {
   for (int round = 0; round < 10; ++round) {
     start();
