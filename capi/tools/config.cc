@@ -51,8 +51,9 @@ void print_plain(const std::vector<dsgd_config_key>& keys, bool all) {
   const char* between = "";
   if (all) {
     std::printf(
-        "A key is set by dsgd_config_set, by its environment variable, or by a line \"key = value\" of a "
-        "file.\n");
+        "A key is set by dsgd_config_set, by its environment variable, by a line \"key = value\" of a file, "
+        "or "
+        "by dsgd run --set KEY=VALUE.\n");
     between = "\n";
   }
   for (const auto& key : keys) {

@@ -82,8 +82,9 @@ uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
   if (all < needed)
-    throw UsageError("--num-workers",
-                     std::to_string(all) + " is less than the first rank and the workers here need");
+    throw UsageError("--num-workers", std::to_string(all) + " is too few: the ranks here end at " +
+                                          std::to_string(needed - 1) + "; give at least " +
+                                          std::to_string(needed));
   if (all > local_workers && !head_is_elsewhere(options))
     throw UsageError(
         options.num_workers ? "--num-workers" : "--first-rank",
@@ -119,6 +120,7 @@ std::string remedy_for_key(const std::string& option) {
   std::string key = option.substr(std::min(option.size(), option.find_first_not_of('-')));
   std::replace(key.begin(), key.end(), '-', '_');
   if (const std::string fault = own_key_fault(key); !fault.empty()) return fault;
+  if (key == "token") return "set the environment variable DSGD_TOKEN: other users can read options";
   const OwnedConfig config(dsgd_config_new());
   return dsgd_config_value(config.get(), key.c_str())
              ? key + " is a configuration key: --set " + key + "=VALUE"

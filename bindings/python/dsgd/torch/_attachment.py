@@ -51,6 +51,11 @@ def attach(
     option, a parameter that gets no gradient is an error.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)")
+    if session._attached:
+        raise StateError(
+            "the session trains a module already; attach one module that contains all of them (torch.nn.ModuleList), or "
+            "use a session for each"
+        )
     return Attachment(
         session,
         module,

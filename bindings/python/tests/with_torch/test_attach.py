@@ -639,6 +639,13 @@ def test_a_module_is_attached_before_the_start(session):
         dsgd.torch.attach(session, mlp())
 
 
+def test_a_session_trains_one_module(session):
+    dsgd.torch.DistributedDataParallel(mlp(), session)
+    for attach in (dsgd.torch.attach, lambda session, module: dsgd.torch.DistributedDataParallel(module, session)):
+        with pytest.raises(dsgd.StateError, match="the session trains a module already; attach one module that contains"):
+            attach(session, mlp())
+
+
 def test_a_module_with_nothing_to_train_is_an_error(session):
     with pytest.raises(dsgd.InvalidArgumentError, match="no parameter that requires a gradient"):
         dsgd.torch.attach(session, mlp().requires_grad_(False))
