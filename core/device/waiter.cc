@@ -9,7 +9,9 @@ namespace dsgd::device {
 
 namespace {
 constexpr transport::Duration kLook = std::chrono::milliseconds(20);
-}
+constexpr transport::Duration kRetry =
+    std::chrono::milliseconds(1);  // nothing tells that a capture has ended
+}  // namespace
 
 // Outlives the waiter, since a device may notify it at any time.
 struct Waiter::Wakeup {
@@ -31,7 +33,9 @@ Waiter::Waiter(transport::Loop& loop) : loop_(loop), wakeup_(new Wakeup{transpor
 void Waiter::close() {
   if (!wakeup_->waiter) return;
   waiting_.clear();
+  attempts_.clear();
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
+  if (retry_) loop_.cancel(std::exchange(retry_, 0));
   wakeup_->poster.close();
   wakeup_->waiter = nullptr;
 }
@@ -52,7 +56,37 @@ void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event
   look_later();
 }
 
+void Waiter::when_usable(transport::Time deadline, std::function<Status()> attempt,
+                         std::function<void(const Status&)> then) {
+  attempts_.push_back({deadline, std::move(attempt), std::move(then)});
+  if (!retry_) try_attempts();
+}
+
+// `then` may make further attempts, fail all of them, or destroy this object.
+void Waiter::try_attempts() {
+  if (std::exchange(trying_, true)) return;
+  const std::shared_ptr<Wakeup> wakeup = wakeup_;
+  while (wakeup->waiter && !attempts_.empty()) {
+    Status status = attempts_.front().attempt();
+    if (status.code() == Code::kState && loop_.now() < attempts_.front().deadline) {
+      retry_ = loop_.schedule(loop_.now() + kRetry, [this] {
+        retry_ = 0;
+        try_attempts();
+      });
+      break;
+    }
+    const auto then = std::move(attempts_.front().then);
+    attempts_.pop_front();
+    then(status);
+  }
+  if (wakeup->waiter) trying_ = false;
+}
+
 void Waiter::fail(const Status& cause) {
+  if (retry_) loop_.cancel(std::exchange(retry_, 0));
+  const std::shared_ptr<Wakeup> wakeup = wakeup_;
+  for (const Attempt& attempt : std::exchange(attempts_, {})) attempt.then(cause);
+  if (!wakeup->waiter) return;
   const std::list<Status> how(waiting_.size(), cause);
   end(std::exchange(waiting_, {}), how);
 }

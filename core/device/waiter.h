@@ -1,5 +1,6 @@
-// Runs a callback on a loop when a device has passed an event. The device posts to the loop. A timer checks
-// for devices that have failed, which do not post, and for those that are late.
+// Runs a callback on a loop when a device has passed an event, or when a stream of the host's can be used
+// again. The device posts to the loop. A timer checks for devices that have failed, which do not post, and
+// for those that are late.
 #pragma once
 
 #include <functional>
@@ -24,6 +25,11 @@ class Waiter {
   // Keep the event until then. `name` is the device's, for messages.
   void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
+  // Calls `attempt`, which uses streams of the host's, until it returns something else than Code::kState:
+  // while the host captures a graph, it cannot use them. Then calls `then`, within this call if nothing has
+  // to wait. Attempts are made one after another, in the order of these calls.
+  void when_usable(transport::Time deadline, std::function<Status()> attempt,
+                   std::function<void(const Status&)> then);
   // Ends all waits with `cause`.
   void fail(const Status& cause);
   // Drops all waits and releases the loop, which may end before this object. No wait may be added afterwards.
@@ -37,7 +43,13 @@ class Waiter {
     transport::Time deadline;
     std::function<void(const Status&)> then;
   };
+  struct Attempt {
+    transport::Time deadline;
+    std::function<Status()> attempt;
+    std::function<void(const Status&)> then;
+  };
   void look();
+  void try_attempts();
   void end(std::list<Waiting> over, std::list<Status> how);
   void look_later();
 
@@ -45,6 +57,9 @@ class Waiter {
   std::shared_ptr<Wakeup> wakeup_;
   std::list<Waiting> waiting_;
   transport::TimerId timer_ = 0;
+  std::list<Attempt> attempts_;
+  bool trying_ = false;
+  transport::TimerId retry_ = 0;
 };
 
 }  // namespace dsgd::device

@@ -25,13 +25,28 @@ Status DevicePath::begin_step() {
   return {};
 }
 
+void DevicePath::follow_streams(size_t index, std::function<void(const Status&)> then) {
+  waiter_.when_usable(
+      state_.request.deadline,
+      [this, index, call = state_.request.call] {
+        if (state_.request.call != call) return Status();
+        for (DeviceContext& context : state_.contexts) {
+          if (context.is_host()) continue;
+          if (Status status = follow_streams(index, context); !status.ok()) return status;
+        }
+        return Status();
+      },
+      [this, call = state_.request.call, then = std::move(then)](const Status& status) {
+        if (state_.request.call == call) then(status);
+      });
+}
+
 Status DevicePath::fetch(size_t index, size_t p) {
   const Bucket& bucket = state_.plan[index];
   const size_t nbytes = bucket.elements * dtype_size(bucket.dtype);
   BucketBuffers& buffers = state_.buffers[index];
   DeviceBuffers& here = buffers.devices[p];
   DeviceContext& context = state_.contexts[p];
-  if (Status status = follow_streams(index, context); !status.ok()) return status;
   if (buffers.values && p == state_.where[0].first) {  // by way of the memory of the sums
     if (Status status = fetch_values(index, p); !status.ok()) return status;
   }
@@ -155,17 +170,20 @@ double DevicePath::norm() const {
 }
 
 Status DevicePath::order_streams_after_update() {
+  Status in_use;
+  const auto note = [&in_use](const Status& status) {
+    if (status.code() == Code::kState) in_use = status;
+    return status.ok() || status.code() == Code::kState;
+  };
   for (DeviceContext& context : state_.contexts) {
     if (context.is_host()) continue;
-    Status status = context.queue->record(*context.reached);
-    if (status.ok()) status = context.device->stream_wait(nullptr, *context.reached);
-    if (!status.ok()) return status;
+    if (Status status = context.queue->record(*context.reached); !status.ok()) return status;
+    if (Status status = context.device->stream_wait(nullptr, *context.reached); !note(status)) return status;
     for (uint32_t r : context.replicas) {
-      status = state_.marks.order_streams_after(r, *context.reached);
-      if (!status.ok()) return status;
+      if (Status status = state_.marks.order_streams_after(r, *context.reached); !note(status)) return status;
     }
   }
-  return {};
+  return in_use;
 }
 
 void DevicePath::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {

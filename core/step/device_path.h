@@ -17,7 +17,11 @@ class DevicePath {
   Status begin_step();
   // The step changed nothing, so its copies may still be in progress when the next one begins.
   void skipped() { previous_step_skipped_ = true; }
-  // The sums of a bucket, or its gradients when reproducible, and their way to the host.
+  // Orders a bucket's work behind what the streams of the host's have, then calls `then`: at once, unless the
+  // host is capturing a graph.
+  void follow_streams(size_t bucket, std::function<void(const Status&)> then);
+  // The sums of a bucket, or its gradients when reproducible, and their way to the host; after
+  // follow_streams().
   Status fetch(size_t bucket, size_t context);
   // Calls `fetched` when those of all devices are on the host; `failed` for each device that fails.
   void when_fetched(size_t bucket, std::function<void()> fetched, std::function<void(const Status&)> failed);
@@ -27,7 +31,8 @@ class DevicePath {
   Status add_squares(size_t bucket);
   double norm() const;  // of all buckets, once add_squares() is done
   // Orders the new values before all work that the host enqueues from now on into its default stream and into
-  // the streams on which it marked gradients.
+  // the streams on which it marked gradients. Code::kState: one of them cannot be used now, since the host is
+  // capturing a graph; the step then has to end behind the update.
   Status order_streams_after_update();
   // Calls `then` when what was enqueued in the queues of all contexts is done, or is not by the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then);

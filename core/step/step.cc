@@ -202,7 +202,8 @@ void Step::launch() {
   while (done_ && next_ < state_.plan.size() && open_ < kOpenTasks && state_.buffers[next_].ready) {
     ++open_;
     const size_t index = next_++;
-    state_.path.in_team ? reduce_in_team(index) : fetch(index);
+    const auto begin = [this, index] { state_.path.in_team ? reduce_in_team(index) : fetch(index); };
+    state_.contexts.back().is_host() ? begin() : devices_.follow_streams(index, or_device_failure(begin));
   }
   launching_ = false;
   if (!done_) return;
@@ -447,8 +448,11 @@ void Step::updated() {
   state_.result.applied = true;
   commit_.finish();
   if (!untrained_.begin_sync()) return deliver_values();
-  if (Status status = untrained_.copy_to_host(); !status.ok()) return device_failed(status);
-  devices_.when_reached(state_.request.deadline, or_device_failure([this] { exchange_untrained(); }));
+  const auto copied = [this] {
+    devices_.when_reached(state_.request.deadline, or_device_failure([this] { exchange_untrained(); }));
+  };
+  waiter_.when_usable(
+      state_.request.deadline, [this] { return untrained_.copy_to_host(); }, or_device_failure(copied));
 }
 
 void Step::exchange_untrained() {
@@ -476,10 +480,12 @@ void Step::exchange_untrained() {
 }
 
 void Step::deliver_values() {
-  if (Status status = devices_.order_streams_after_update(); !status.ok()) return device_failed(status);
+  const Status ordered = devices_.order_streams_after_update();
+  const bool unordered = ordered.code() == Code::kState;
+  if (!ordered.ok() && !unordered) return device_failed(ordered);
   // Part of the step's result, so it is waited for.
   const bool norm = state_.path.norms_on_device && !state_.path.norm_comes_first;
-  if (!state_.request.wait_for_devices && !norm) return end();
+  if (!state_.request.wait_for_devices && !norm && !unordered) return end();
   end_when_reached(norm);
 }
 

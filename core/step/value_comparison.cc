@@ -31,9 +31,13 @@ Status ValueComparison::make_buffers() {
 void ValueComparison::fetch(uint64_t part, transport::Time deadline,
                             std::function<void(const Status&)> then) {
   if (on_host()) return then({});
-  if (Status status = enqueue_fetch(part); !status.ok()) return then(status);
-  DeviceContext& context = state_.context_of(0);
-  waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, std::move(then));
+  waiter_.when_usable(
+      deadline, [this, part] { return enqueue_fetch(part); },
+      [this, deadline, then = std::move(then)](const Status& status) {
+        if (!status.ok()) return then(status);
+        DeviceContext& context = state_.context_of(0);
+        waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, then);
+      });
 }
 
 // Gathered by the device in one pass.

@@ -751,7 +751,12 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  *                marked a gradient of that replica; for other streams call dsgd_stream_wait. With the
  *                optimizer "none" the same holds for the mean gradients.
  *   CUDA graphs  Capture no call of dsgd's, and begin no capture in a stream with marks before the step has
- *                ended. Launch the graph, then mark the gradients in the stream it was launched in.
+ *                ended. Launch the graph, then mark the gradients in the stream it was launched in. Capture
+ *                in a stream with the flag cudaStreamNonBlocking: while a blocking stream is captured, CUDA
+ *                forbids the default stream, so steps wait for the end of the capture.
+ *   NCCL         Use no other communicator on these GPUs (such as PyTorch's) from here to the end of the op,
+ *                unless the gradients wait for its work in the stream in which they are marked. Two
+ *                communicators that workers launch in different orders may wait for each other for ever.
  * Threads: one thread at a time. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options,
                                  dsgd_op **op, dsgd_error **error);
@@ -765,9 +770,10 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsg
  * therefore also wait for work that is enqueued in the stream before the last gradient of the same bucket is
  * marked. Do not destroy the stream before the step has ended: dsgd orders the new values on it. If the
  * stream fails before that, the session fails.
- * Errors: DSGD_ERR_STATE (no step begun, or marked twice in one step), DSGD_ERR_INVALID_ARGUMENT (a stream
- * for the cpu, of another device, or that is being captured into a graph; the gradient stays unmarked, and
- * can be marked in another stream), the failure of the step begun, if it has failed. */
+ * Errors: DSGD_ERR_STATE (no step begun, marked twice in one step, or the default stream while a blocking
+ * stream is being captured into a graph), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, of another device,
+ * or that is being captured into a graph; the gradient stays unmarked, and can be marked in another stream),
+ * the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 
@@ -781,7 +787,8 @@ DSGD_API int32_t dsgd_gradients_ready(dsgd_replica *replica, dsgd_parameter *con
 /* Makes `stream` wait for the new values of all steps that have ended. Call it for a stream that is not the
  * default stream and on which no gradient of this replica was marked; other streams wait without it. Streams
  * are numbered as in dsgd_gradient_ready. For a replica on the cpu pass NULL; the call then does nothing.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, or that is being captured into a graph),
+ * DSGD_ERR_STATE (a blocking stream is being captured, so the default stream cannot be used). */
 DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_error **error);
 
 /* Marks a gradient as absent: this replica has no gradient of this parameter in the step begun, or, with none

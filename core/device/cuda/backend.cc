@@ -1,6 +1,8 @@
 // The table of CUDA devices. An error names the CUDA call that failed and gives CUDA's message. The calling
 // thread's device is the same after a call as before.
 #include <cuda_runtime_api.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <type_traits>
 
 #include "core/device/cuda/communicator.h"
@@ -81,14 +84,25 @@ int32_t device_count(int32_t* count, Message* message) {
               cudaGetErrorName(error));
 }
 
-// As in NCCL's own check: processes whose NCCL_HOSTID differ are on different machines for it, so that they
-// may share a GPU.
-void add_host(DeviceId* id) {
-  const char* host = std::getenv("NCCL_HOSTID");
-  if (!host) return;
-  uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (; *host; ++host) hash = (hash ^ static_cast<unsigned char>(*host)) * 1099511628211u;
-  for (size_t i = 0; i < sizeof id->bytes; ++i) id->bytes[i] ^= static_cast<uint8_t>(hash >> (i % 8 * 8));
+// Equal for devices that NCCL refuses in one communicator ("Duplicate GPU"): those with one PCI address on
+// one machine, as slices of a GPU (MIG) are, whose UUIDs differ. Processes whose NCCL_HOSTID differ are on
+// different machines for NCCL.
+DeviceId identity_of(const cudaDeviceProp& properties) {
+  char machine[256] = "";
+  if (const char* host = std::getenv("NCCL_HOSTID")) {
+    std::snprintf(machine, sizeof machine, "%s", host);
+  } else if (std::FILE* boot = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+    (void)!std::fgets(machine, sizeof machine, boot);
+    std::fclose(boot);
+  }
+  const uint64_t parts[] = {XXH3_64bits(machine, std::strlen(machine)),
+                            static_cast<uint64_t>(properties.pciDomainID) << 32 |
+                                static_cast<uint64_t>(properties.pciBusID) << 16 |
+                                static_cast<uint64_t>(properties.pciDeviceID)};
+  DeviceId id;
+  static_assert(sizeof parts == sizeof id.bytes);
+  std::memcpy(id.bytes, parts, sizeof parts);
+  return id;
 }
 
 struct FoundDriver {
@@ -123,7 +137,7 @@ const FoundDriver& found_driver() {
 }
 
 int32_t open(int32_t index, Handle** device, Message* message) {
-  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}, nullptr});
+  auto handle = std::unique_ptr<Handle>(new (std::nothrow) Handle{index, {}, {}, nullptr, nullptr});
   if (!handle) return fail(message, Code::kNoMemory, "cuda:%d: no memory", index);
   cudaDeviceProp properties;
   DSGD_CUDA(handle.get(), cudaGetDeviceProperties(&properties, index));
@@ -132,9 +146,7 @@ int32_t open(int32_t index, Handle** device, Message* message) {
                 properties.major, properties.minor,
                 static_cast<double>(properties.totalGlobalMem) / (1 << 30));
   handle->description = text;
-  static_assert(sizeof handle->id == sizeof properties.uuid);
-  std::memcpy(&handle->id, &properties.uuid, sizeof handle->id);
-  add_host(&handle->id);
+  handle->id = identity_of(properties);
   if (properties.major < 8) {
     return fail(message, Code::kUnsupported,
                 "cuda:%d (%s) is too old; compute capability 8.0 or later is needed", index, text);
@@ -153,11 +165,15 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that
   // step.
   DSGD_CUDA(handle.get(), load_kernels());
+  DSGD_CUDA(handle.get(), cudaStreamCreateWithFlags(&handle->zeroing, cudaStreamNonBlocking));
   *device = handle.release();
   return 0;
 }
 
-void close(Handle* device) { delete device; }
+void close(Handle* device) {
+  if (const Current current(device); current.ok()) (void)cudaStreamDestroy(device->zeroing);
+  delete device;
+}
 const char* describe(const Handle* device) { return device->description.c_str(); }
 DeviceId identity(const Handle* device) { return device->id; }
 
@@ -165,21 +181,19 @@ int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message)
   DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
-  // Queues do not wait for the default stream, so the zeros have to be there before anything is enqueued in
-  // one.
-  cudaError_t error = cudaMemset(memory, 0, std::max<uint64_t>(nbytes, 1));
-  if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
+  // Queues do not wait for this stream, so the zeros have to be there before anything is enqueued in one.
+  cudaError_t error = cudaMemsetAsync(memory, 0, std::max<uint64_t>(nbytes, 1), device->zeroing);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(device->zeroing);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     (void)cudaFree(memory);
-    return failed(message, device, "cudaMemset", error);
+    return failed(message, device, "cudaMemsetAsync", error);
   }
   *data = memory;
   return 0;
 }
 void release(Handle* device, void* data) {
-  const Current current(device);
-  (void)cudaFree(data);
+  if (const Current current(device); current.ok()) (void)cudaFree(data);
 }
 
 int32_t allocate_staging(Handle* device, uint64_t nbytes, void** data, Message* message) {
@@ -191,8 +205,7 @@ int32_t allocate_staging(Handle* device, uint64_t nbytes, void** data, Message* 
   return 0;
 }
 void release_staging(Handle* device, void* data) {
-  const Current current(device);
-  (void)cudaFreeHost(data);
+  if (const Current current(device); current.ok()) (void)cudaFreeHost(data);
 }
 
 // First and last byte, which are looked at.
@@ -278,10 +291,11 @@ int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) 
 const Driver& driver() { return found_driver().driver; }
 
 void queue_close(Queue* queue) {
-  const Current current(queue->device);
-  if (queue->stream) (void)cudaStreamDestroy(queue->stream);
-  if (queue->notices) (void)cudaStreamDestroy(queue->notices);
-  if (queue->reached) (void)cudaEventDestroy(queue->reached);
+  if (const Current current(queue->device); current.ok()) {
+    if (queue->stream) (void)cudaStreamDestroy(queue->stream);
+    if (queue->notices) (void)cudaStreamDestroy(queue->notices);
+    if (queue->reached) (void)cudaEventDestroy(queue->reached);
+  }
   delete queue;
 }
 
@@ -541,8 +555,7 @@ int32_t event_open(Handle* device, Event** event, Message* message) {
   return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
 }
 void event_close(Event* event) {
-  const Current current(event->device);
-  (void)cudaEventDestroy(event->event);
+  if (const Current current(event->device); current.ok()) (void)cudaEventDestroy(event->event);
   delete event;
 }
 
@@ -560,13 +573,21 @@ cudaStream_t stream_of(void* stream) {
 }
 
 // Work that dsgd enqueues in a stream of the host's would become part of the graph that is being captured
-// there, or invalidate the capture.
+// there, or invalidate the capture. To ask does neither.
 int32_t check_capture(const Handle* device, void* given, Message* message) {
-  const cudaStream_t stream = stream_of(given);
-  if (stream != given) return 0;  // a default one
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  // On failure the calls that follow report the error.
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) (void)cudaGetLastError();
+  if (const cudaError_t error = cudaStreamIsCapturing(stream_of(given), &capture); error != cudaSuccess) {
+    (void)cudaGetLastError();
+    // Of the legacy default stream. The capture will end, so the call may be made again.
+    if (error == cudaErrorStreamCaptureImplicit) {
+      return fail(message, Code::kState,
+                  "cuda:%d: the default stream cannot be used while a blocking stream of the device is being "
+                  "captured into a graph; capture in a stream with the flag cudaStreamNonBlocking, or call "
+                  "again after the capture",
+                  device->index);
+    }
+    return 0;  // the calls that follow report other errors
+  }
   if (capture == cudaStreamCaptureStatusNone) return 0;
   return fail(message, Code::kInvalidArgument,
               "cuda:%d: the stream is being captured into a graph; use it before or after that",

@@ -16,6 +16,8 @@ struct Handle {
   std::string description;
   DeviceId id;
   CUcontext context;  // the device's primary one, which the runtime and the host use, too
+  // In which new memory is zeroed. The legacy default stream would wait for the host's blocking streams.
+  cudaStream_t zeroing;
 };
 struct Queue {
   Handle* device;
@@ -67,6 +69,7 @@ class Current {
     (void)driver().pop(&popped);
   }
   Current(const Current&) = delete;
+  // False: the context is gone, with all that was made in it, since the host has reset the device.
   bool ok() const { return pushed_; }
 
  private:

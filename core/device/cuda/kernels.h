@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -62,6 +63,13 @@ template <typename T>
 DSGD_KERNEL bool aligned(const T* data) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0;
 }
+#if !defined(__CUDA_ARCH__)
+// A GPU cannot read 16 bytes at another address.
+template <typename T>
+void check_aligned(const T* data) {
+  if (!aligned(data)) std::abort();
+}
+#endif
 template <uint32_t kCount, typename T>
 DSGD_KERNEL Lane<T, kCount> load(const T* data) {
   Lane<T, kCount> lane;
@@ -73,6 +81,7 @@ DSGD_KERNEL Lane<T, kCount> load(const T* data) {
     std::memcpy(reinterpret_cast<char*>(&lane) + word * sizeof bits, &bits, sizeof bits);
   }
 #else
+  check_aligned(data);
   std::memcpy(&lane, data, sizeof lane);
 #endif
   return lane;
@@ -87,6 +96,7 @@ DSGD_KERNEL void store(T* data, const Lane<T, kCount>& lane) {
     reinterpret_cast<uint4*>(data)[word] = bits;
   }
 #else
+  check_aligned(data);
   std::memcpy(data, &lane, sizeof lane);
 #endif
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -120,6 +121,13 @@ nccl::DataType type_of(DType dtype) { return dtype == DType::kFloat32 ? nccl::kF
 }  // namespace
 
 int32_t communicator_load(const char* path, int32_t* version, Message* message) {
+  // It has precedence over the configuration of a communicator (nccl_functions.h).
+  if (const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+      blocking && std::strtol(blocking, nullptr, 0) == 1)
+    return fail(message, Code::kUnsupported,
+                "NCCL_COMM_BLOCKING = %s lets NCCL's calls block without a time limit; remove it from the "
+                "environment",
+                blocking);
   std::lock_guard lock(loading);
   if (!library) {
     auto loaded = std::make_unique<Loaded>();

@@ -185,6 +185,16 @@ void CommunicatorConformance::sums() {
   }
 }
 
+// With it NCCL's calls would block, and no deadline would hold.
+TEST(CommunicatorLibrary, NcclThatBlocksIsRefused) {
+  auto device = Device::open(cuda_backend(), 0).value();
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
+  const Status refused = device->load_communicators("").status();
+  unsetenv("NCCL_COMM_BLOCKING");
+  EXPECT_EQ(refused.code(), Code::kUnsupported);
+  EXPECT_THAT(refused.message(), HasSubstr("NCCL_COMM_BLOCKING = 1"));
+}
+
 TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
   all_join();
   sums<float>();

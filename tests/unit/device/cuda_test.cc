@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <iterator>
 #include <optional>
 #include <set>
@@ -275,7 +277,7 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
   const std::vector<Case> cases = {
       {"cudaGetDeviceProperties", [&] { return Device::open(*dsgd_cuda_backend(), 1).status(); }},
       {"cudaMalloc", [&] { return device->allocate(64).status(); }},
-      {"cudaMemset", [&] { return device->allocate(64).status(); }},
+      {"cudaMemsetAsync", [&] { return device->allocate(64).status(); }},
       {"cudaStreamSynchronize", [&] { return device->allocate(64).status(); }},
       {"cudaHostAlloc", [&] { return device->allocate_staging(64).status(); }},
       {"cudaPointerGetAttributes", [&] { return device->check(memory.get(), 64); }},
@@ -353,6 +355,58 @@ TEST_F(Cuda, IsAnotherDeviceUnderAnotherHostIdOfNccl) {
       EXPECT_TRUE(seen.insert(identity(index, host)).second) << "as another";
     }
   }
+}
+
+// NCCL refuses two of them in one communicator.
+TEST_F(Cuda, SlicesOfOneGpuAreOneDevice) {
+  const auto id = [](int32_t index) {
+    const DeviceId found = open(index)->identity();
+    return std::vector<uint8_t>(std::begin(found.bytes), std::end(found.bytes));
+  };
+  const auto first = id(0);
+  EXPECT_NE(first, id(1));
+  fake_cuda::share_bus(true);
+  EXPECT_EQ(id(0), id(1));
+  fake_cuda::share_bus(false);
+  EXPECT_EQ(first, id(0));
+}
+
+TEST_F(Cuda, NewMemoryIsZeroedWhileABlockingStreamOfTheHostsIsBusy) {
+  auto device = open();
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  std::atomic<bool> go{false};
+  fake_cuda::enqueue(blocking, [&go] {
+    while (!go) std::this_thread::yield();
+  });
+  auto allocated = std::async(std::launch::async, [&] { return device->allocate(100); });
+  EXPECT_EQ(allocated.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  go = true;
+  auto memory = allocated.get();
+  ASSERT_TRUE(memory.ok()) << memory.status().message();
+  EXPECT_EQ(static_cast<const char*>(memory.value().get())[99], 0);
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+// All that was made in its context has gone.
+TEST_F(Cuda, AfterAResetOfTheDeviceItsHandlesAreLeftAlone) {
+  auto device = open(1);
+  auto memory = device->allocate(100).value(), staging = device->allocate_staging(100).value();
+  auto queue = std::move(device->new_queue()).value();
+  auto event = std::move(device->new_event()).value();
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaDeviceReset(), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  (void)fake_cuda::take_devices_used();
+  expect_error(device->allocate(1).status(), Code::kInternal, "was the device reset?");
+  EXPECT_FALSE(event->done().ok());
+  memory.reset();
+  staging.reset();
+  queue.reset();
+  event.reset();
+  device.reset();
+  EXPECT_TRUE(fake_cuda::take_devices_used().empty());
+  EXPECT_TRUE(open(1)->allocate(1).ok());  // in a new context
 }
 
 }  // namespace

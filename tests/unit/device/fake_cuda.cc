@@ -29,8 +29,13 @@ struct Fault {
 };
 struct Range {
   size_t nbytes;
-  int device;            // -1: pinned host memory
-  bool managed = false;  // the host's and all devices'
+  int device;  // whose context it belongs to
+  enum Kind { kDevice, kPinned, kManaged } kind;
+  bool is_on_device() const { return kind != kPinned; }
+};
+// Default streams of a device. All threads have the same one in place of one each.
+struct DefaultStreams {
+  std::shared_ptr<CUstream_st> legacy, per_thread;
 };
 constexpr size_t kMemory = size_t{2} << 30;  // that a device has
 
@@ -41,17 +46,20 @@ struct World {
   cudaError_t count_error = cudaSuccess;
   std::map<std::string, Fault> faults;
   int paused = 0, held[2] = {0, 0};  // by direction
-  void* captured = nullptr;
+  std::shared_ptr<CUstream_st> captured;
   bool spoiled = false;
-  bool immediate = false, pageable = false;
+  bool immediate = false, pageable = false, one_bus = false;
+  int allocations_wait = 0;
   std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
   // One thread may wait for a stream that another destroys.
   std::map<void*, std::shared_ptr<CUstream_st>> streams;
-  std::set<void*> events;
+  std::map<int, DefaultStreams> default_streams;
+  std::set<cudaEvent_t> events;
   size_t launches = 0;
   std::set<int> devices_used, contexts;  // since a test has asked; that have a context
-  bool kernels_loaded = false;
+  std::set<int> kernels_loaded, reset;   // devices
+  std::map<int, cudaError_t> broken;     // by device: what every call returns
 };
 World& world() {
   static World* const made = new World;  // streams' threads may outlive statics
@@ -60,19 +68,20 @@ World& world() {
 thread_local int chosen = 0;           // cudaSetDevice
 thread_local std::vector<int> pushed;  // contexts of the driver's, which come first
 int current() { return pushed.empty() ? chosen : pushed.back(); }
+thread_local bool in_host_function = false;
+[[noreturn]] void misuse(const std::string& what) {
+  std::fprintf(stderr, "fake CUDA: %s\n", what.c_str());
+  std::abort();
+}
 // The runtime makes a context on the current device when that is used first.
 void use(int device) {
   World& w = world();
+  if (in_host_function) misuse("a function of CUDA is called in a host function");
   std::lock_guard lock(w.mutex);
   w.devices_used.insert(device);
   w.contexts.insert(device);
 }
 thread_local cudaError_t last = cudaSuccess;
-
-[[noreturn]] void misuse(const std::string& what) {
-  std::fprintf(stderr, "fake CUDA: %s\n", what.c_str());
-  std::abort();
-}
 
 // A fault that a test asked for; `error` is also what cudaGetLastError gives.
 cudaError_t outcome(const char* function) {
@@ -96,35 +105,103 @@ bool spoils_capture() {
 }
 #define FAKE_UNSAFE() \
   if (spoils_capture()) return last = cudaErrorStreamCaptureUnsupported
+// A failed kernel's error, which every later call of its device returns; or none.
+cudaError_t broken(int device) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const auto error = w.broken.find(device);
+  return error == w.broken.end() ? cudaSuccess : last = error->second;
+}
+// Work of this device is dropped.
+bool is_lost(int device) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return w.broken.count(device) > 0 || w.reset.count(device) > 0;
+}
 // Of a function that has something to do on the current device.
 #define FAKE_CALL() \
   FAKE_OUTCOME();   \
-  use(current())
+  use(current());   \
+  if (const cudaError_t error_ = broken(current()); error_ != cudaSuccess) return error_
 
 }  // namespace
 
 // ---- streams and events
 
+namespace {
+
+// Runs host functions, one after another, as the driver does.
+class HostThread {
+ public:
+  // Returns when the function has.
+  void run(cudaHostFn_t function, void* context) {
+    std::unique_lock lock(mutex_);
+    const uint64_t number = ++given_;
+    queue_.push_back({function, context});
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return ended_ >= number; });
+  }
+
+ private:
+  void main() {
+    in_host_function = true;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      const auto [function, context] = queue_.front();
+      queue_.pop_front();
+      lock.unlock();
+      function(context);
+      lock.lock();
+      ++ended_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<cudaHostFn_t, void*>> queue_;
+  uint64_t given_ = 0, ended_ = 0;
+  std::thread thread_{[this] { main(); }};
+};
+HostThread& host_thread() {
+  static auto* const made = new HostThread;
+  return *made;
+}
+
+}  // namespace
+
 struct CUstream_st {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
-  bool ends = false, busy = false;
-  const int device = current();
+  uint64_t enqueued = 0, done = 0;
+  bool ends = false;
+  const int device;
+  // The legacy default stream and blocking streams of a device wait for each other.
+  enum Kind { kLegacy, kBlocking, kNonBlocking };
+  const Kind kind;
   std::thread thread;
 
-  CUstream_st() {
+  CUstream_st(int device, Kind kind) : device(device), kind(kind) {
     if (!world().immediate) thread = std::thread([this] { run(); });
   }
   void enqueue(std::function<void()> item) {
     if (!thread.joinable()) return item();
     std::lock_guard lock(mutex);
     work.push_back(std::move(item));
+    ++enqueued;
     changed.notify_all();
   }
-  void drain() {
+  // Waits for work up to this number, or for all that there is now.
+  void await(uint64_t number) {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return work.empty() && !busy; });
+    changed.wait(lock, [&] { return done >= number; });
+  }
+  void drain() { await(last()); }
+  uint64_t last() {
+    std::lock_guard lock(mutex);
+    return enqueued;
   }
   void run() {
     std::unique_lock lock(mutex);
@@ -133,7 +210,6 @@ struct CUstream_st {
       if (work.empty()) return;
       auto item = std::move(work.front());
       work.pop_front();
-      busy = true;
       lock.unlock();
       std::chrono::microseconds delay;
       {
@@ -143,9 +219,10 @@ struct CUstream_st {
         delay = w.delays[device];
       }
       if (delay.count() > 0) std::this_thread::sleep_for(delay);
-      item();
+      if (!is_lost(device)) item();
+      item = nullptr;
       lock.lock();
-      busy = false;
+      ++done;
       changed.notify_all();
     }
   }
@@ -158,23 +235,97 @@ struct EventState {
   uint64_t recorded = 0, reached = 0;
 };
 struct CUevent_st {
+  const int device = current();
   const std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
 namespace {
 
-std::shared_ptr<CUstream_st> stream_of(cudaStream_t stream) {
-  // Their threads may outlive statics, so these two stay.
-  static const auto* const legacy = new std::shared_ptr<CUstream_st>(std::make_shared<CUstream_st>());
-  static const auto* const per_thread = new std::shared_ptr<CUstream_st>(std::make_shared<CUstream_st>());
-  if (!stream || stream == cudaStreamLegacy) return *legacy;
-  if (stream == cudaStreamPerThread) return *per_thread;
+using Stream = std::shared_ptr<CUstream_st>;
+
+bool is_legacy(cudaStream_t stream) { return !stream || stream == cudaStreamLegacy; }
+
+// The default ones are those of the current device.
+Stream stream_of(cudaStream_t stream) {
   World& w = world();
   std::lock_guard lock(w.mutex);
+  if (is_legacy(stream) || stream == cudaStreamPerThread) {
+    DefaultStreams& defaults = w.default_streams[current()];
+    Stream& found = is_legacy(stream) ? defaults.legacy : defaults.per_thread;
+    if (!found)
+      found = std::make_shared<CUstream_st>(
+          current(), is_legacy(stream) ? CUstream_st::kLegacy : CUstream_st::kBlocking);
+    return found;
+  }
   const auto found = w.streams.find(stream);
   if (found == w.streams.end()) misuse("a stream that is none, or is destroyed");
   return found->second;
 }
+
+template <typename Fits>
+std::vector<Stream> streams_that(const Fits& fit) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  std::vector<Stream> found;
+  const auto look = [&](const Stream& stream) {
+    if (stream && fit(*stream)) found.push_back(stream);
+  };
+  for (const auto& [device, defaults] : w.default_streams) look(defaults.legacy), look(defaults.per_thread);
+  for (const auto& [handle, stream] : w.streams) look(stream);
+  return found;
+}
+
+// Those whose work so far comes before what is enqueued in `stream`, and that one.
+std::vector<Stream> streams_before(const CUstream_st& stream) {
+  const auto other = stream.kind == CUstream_st::kLegacy     ? CUstream_st::kBlocking
+                     : stream.kind == CUstream_st::kBlocking ? CUstream_st::kLegacy
+                                                             : stream.kind;
+  return streams_that([&](const CUstream_st& one) {
+    return &one == &stream || (other != stream.kind && one.kind == other && one.device == stream.device);
+  });
+}
+
+void enqueue(const Stream& stream, std::function<void()> item) {
+  std::vector<std::pair<Stream, uint64_t>> before;
+  for (const Stream& other : streams_before(*stream)) {
+    if (other != stream) before.emplace_back(other, other->last());
+  }
+  stream->enqueue([before = std::move(before), item = std::move(item)] {
+    for (const auto& [other, number] : before) other->await(number);
+    item();
+  });
+}
+
+void drain(const Stream& stream) {
+  for (const Stream& one : streams_before(*stream)) one->drain();
+}
+
+void drain_device(int device) {
+  for (const Stream& stream : streams_that([&](const CUstream_st& one) { return one.device == device; }))
+    stream->drain();
+}
+
+// While a blocking stream is captured, the legacy default stream of its device cannot be used.
+bool is_in_capture(cudaStream_t stream) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return is_legacy(stream) && w.captured && w.captured->kind == CUstream_st::kBlocking &&
+         w.captured->device == current();
+}
+
+// Of a function that puts work into a stream.
+cudaError_t refusal(cudaStream_t stream) {
+  if (is_in_capture(stream)) {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    w.spoiled = true;
+    return last = cudaErrorStreamCaptureImplicit;
+  }
+  return stream_of(stream)->device == current() ? cudaSuccess : last = cudaErrorInvalidResourceHandle;
+}
+#define FAKE_STREAM(stream) \
+  if (const cudaError_t error_ = refusal(stream); error_ != cudaSuccess) return error_
+
 std::shared_ptr<EventState> event_of(cudaEvent_t event) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -191,38 +342,48 @@ const Range* range_of(const void* data, size_t nbytes) {
   --next;
   return at + nbytes <= next->first + next->second.nbytes ? &next->second : nullptr;
 }
-void must_be_device(const void* data, size_t nbytes, const char* what) {
+// Fits work on this device.
+void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
   World& w = world();
   std::lock_guard lock(w.mutex);
   const Range* range = range_of(data, nbytes);
-  if (!range || range->device < 0) misuse(std::string(what) + " that is no device memory");
+  if (!range || !range->is_on_device()) misuse(std::string(what) + " that is no device memory");
+  if (range->kind == Range::kDevice && range->device != device)
+    misuse(std::string(what) + " that is memory of another device");
 }
 
-cudaError_t allocate(size_t nbytes, int device, void** data, bool managed = false) {
+cudaError_t allocate(size_t nbytes, Range::Kind kind, void** data) {
   if (nbytes > kMemory) return last = cudaErrorMemoryAllocation;
+  World& w = world();
+  bool waits;
+  {
+    std::lock_guard lock(w.mutex);
+    waits = w.allocations_wait > 0;
+  }
+  if (waits) drain_device(current());
   void* memory = ::operator new(nbytes, std::align_val_t{256});
   std::memset(memory, 0xcd, nbytes);
-  World& w = world();
   std::lock_guard lock(w.mutex);
-  w.memory[reinterpret_cast<uintptr_t>(memory)] = {nbytes, device, managed};
+  w.memory[reinterpret_cast<uintptr_t>(memory)] = {nbytes, current(), kind};
   *data = memory;
   return cudaSuccess;
 }
-cudaError_t release(void* data, bool device) {
+// Waits for the device, as the real one does.
+cudaError_t release(void* data, bool pinned) {
   if (!data) return cudaSuccess;
   World& w = world();
-  std::vector<std::shared_ptr<CUstream_st>> streams = {stream_of(nullptr), stream_of(cudaStreamPerThread)};
-  {
-    std::lock_guard lock(w.mutex);
-    for (const auto& [handle, stream] : w.streams) streams.push_back(stream);
-  }
-  for (const auto& stream : streams) stream->drain();  // the real one waits for the device, too
+  int device;
   {
     std::lock_guard lock(w.mutex);
     const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
-    if (found == w.memory.end() || (found->second.device >= 0) != device)
+    if (found == w.memory.end() || (found->second.kind == Range::kPinned) != pinned)
       misuse("a free of what was not allocated so");
-    w.memory.erase(found);
+    device = found->second.device;
+  }
+  drain_device(device);
+  {
+    std::lock_guard lock(w.mutex);
+    w.memory.erase(reinterpret_cast<uintptr_t>(data));
   }
   ::operator delete(data, std::align_val_t{256});
   return cudaSuccess;
@@ -244,6 +405,28 @@ void set_delay(int device, std::chrono::microseconds delay) {
 }
 void set_immediate() { world().immediate = true; }
 void allow_pageable() { world().pageable = true; }
+void share_bus(bool share) { world().one_bus = share; }
+int bus_of(int device) { return world().one_bus ? 1 : device + 1; }
+AllocationsWait::AllocationsWait() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  ++w.allocations_wait;
+}
+AllocationsWait::~AllocationsWait() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  --w.allocations_wait;
+}
+void break_device(int device, cudaError_t error) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.broken[device] = error;
+}
+void repair_device(int device) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.broken.erase(device);
+}
 void fail(const char* function, cudaError_t error, int n) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -273,8 +456,9 @@ HoldCopies::~HoldCopies() {
 }
 Capture::Capture(cudaStream_t stream) {
   World& w = world();
+  const Stream captured = stream_of(stream);
   std::lock_guard lock(w.mutex);
-  w.captured = stream, w.spoiled = false;
+  w.captured = captured, w.spoiled = false;
 }
 Capture::~Capture() {
   World& w = world();
@@ -286,7 +470,13 @@ bool Capture::spoiled() const {
   std::lock_guard lock(w.mutex);
   return w.spoiled;
 }
-void enqueue(cudaStream_t stream, std::function<void()> work) { stream_of(stream)->enqueue(std::move(work)); }
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+  ::enqueue(stream_of(stream), std::move(work));
+}
+int device_of(cudaStream_t stream) { return stream_of(stream)->device; }
+void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
+  ::must_be_on(device, data, nbytes, what);
+}
 Alive alive() {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -329,30 +519,31 @@ namespace dsgd::device::cuda {
 namespace {
 
 template <typename Stored, Room kRoom>
-void check(const SumKernel<Stored, kRoom>& kernel) {
+void check(const SumKernel<Stored, kRoom>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
-    must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
+    must_be_on(device, piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
     for (uint32_t t = 0; t < piece.terms; ++t) {
-      must_be_device(kernel.term[piece.first_term + t].gradient, piece.count * sizeof(Stored), "a gradient");
+      must_be_on(device, kernel.term[piece.first_term + t].gradient, piece.count * sizeof(Stored),
+                 "a gradient");
     }
   }
 }
 template <typename T, Room kRoom>
-void check(const SquareKernel<T, kRoom>& kernel) {
+void check(const SquareKernel<T, kRoom>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p)
-    must_be_device(kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
-  must_be_device(kernel.sums, kernel.blocks * sizeof(double), "sums of squares");
+    must_be_on(device, kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
+  must_be_on(device, kernel.sums, kernel.blocks * sizeof(double), "sums of squares");
 }
 template <typename Stored, Room kRoom>
-void check(const UpdateKernel<Stored, kRoom>& kernel) {
+void check(const UpdateKernel<Stored, kRoom>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
-    must_be_device(piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
+    must_be_on(device, piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
     for (uint32_t t = 0; t < piece.targets; ++t)
-      must_be_device(piece.target[t], piece.count * sizeof(Stored), "a target");
+      must_be_on(device, piece.target[t], piece.count * sizeof(Stored), "a target");
     for (Wide<Stored>* state : {piece.state[0], piece.state[1], piece.state[2], piece.master}) {
-      if (state) must_be_device(state, piece.count * sizeof(Wide<Stored>), "optimizer state");
+      if (state) must_be_on(device, state, piece.count * sizeof(Wide<Stored>), "optimizer state");
     }
   }
 }
@@ -364,23 +555,27 @@ cudaError_t load_kernels() {
   use(current());
   World& w = world();
   std::lock_guard lock(w.mutex);
-  w.kernels_loaded = true;
+  w.kernels_loaded.insert(current());
   return cudaSuccess;
 }
 
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
   if (const cudaError_t error = outcome("launch"); error != cudaSuccess) return error;
+  use(current());
+  if (const cudaError_t error = broken(current()); error != cudaSuccess) return error;
+  FAKE_STREAM(stream);
+  if (kernel.blocks == 0 || kernel.blocks > INT32_MAX) return last = cudaErrorInvalidConfiguration;
   {
     World& w = world();
     std::lock_guard lock(w.mutex);
-    if (!w.kernels_loaded) misuse("a kernel that is loaded only when it is launched");
+    if (!w.kernels_loaded.count(current())) misuse("a kernel that is loaded only when it is launched");
     ++w.launches;
   }
   // The last block of each kernel, for tests of what checks results.
   static const bool omits = std::getenv("FAKE_CUDA_OMITS");
-  stream_of(stream)->enqueue([kernel] {
-    check(kernel);
+  enqueue(stream_of(stream), [kernel, device = current()] {
+    check(kernel, device);
     // Backwards, since nothing may depend on the order.
     for (uint32_t block = kernel.blocks - omits; block-- > 0;) {
       double shared[kThreads];
@@ -402,6 +597,11 @@ namespace {
 
 CUresult retain_context(CUcontext* context, CUdevice device) {
   if (outcome("cuDevicePrimaryCtxRetain") != cudaSuccess) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    w.reset.erase(device);  // a new context takes the place of the old one
+  }
   use(device);
   *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
   return CUDA_SUCCESS;
@@ -416,6 +616,13 @@ CUresult context_state(CUdevice device, unsigned int* flags, int* active) {
 }
 CUresult push_context(CUcontext context) {
   if (outcome("cuCtxPushCurrent") != cudaSuccess) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (in_host_function) misuse("a function of CUDA is called in a host function");
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    if (w.reset.count(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1))
+      return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  }
   pushed.push_back(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1);
   return CUDA_SUCCESS;
 }
@@ -423,6 +630,14 @@ CUresult pop_context(CUcontext* context) {
   if (pushed.empty()) misuse("a context is popped that nobody has pushed");
   *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(pushed.back()) + 1);
   pushed.pop_back();
+  return CUDA_SUCCESS;
+}
+
+// Holds the stream back until the number at `address` has reached `value`.
+CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int) {
+  enqueue(stream_of(stream), [number = reinterpret_cast<std::atomic<uint32_t>*>(address), value] {
+    while (number->load() < value) std::this_thread::yield();
+  });
   return CUDA_SUCCESS;
 }
 
@@ -462,63 +677,73 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::snprintf(properties->name, sizeof properties->name, "Fake GPU");
   properties->major = 9;
   properties->uuid.bytes[0] = static_cast<char>(device + 1);
+  properties->pciBusID = fake_cuda::bus_of(device);
   properties->totalGlobalMem = kMemory;
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** data, size_t nbytes) {
   FAKE_UNSAFE();
   FAKE_CALL();
-  return allocate(nbytes, current(), data);
+  return allocate(nbytes, Range::kDevice, data);
 }
 cudaError_t cudaMallocManaged(void** data, size_t nbytes, unsigned int) {
   FAKE_CALL();
-  return allocate(nbytes, current(), data, true);
+  return allocate(nbytes, Range::kManaged, data);
 }
 cudaError_t cudaFree(void* data) {
   FAKE_UNSAFE();
   use(current());
-  return release(data, true);
+  const cudaError_t released = release(data, false), error = broken(current());
+  return error == cudaSuccess ? released : error;  // gone with the context's end
 }
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
   FAKE_UNSAFE();
   FAKE_CALL();
-  return allocate(nbytes, -1, data);
+  return allocate(nbytes, Range::kPinned, data);
 }
 cudaError_t cudaFreeHost(void* data) {
   FAKE_UNSAFE();
   use(current());
-  return release(data, false);
+  const cudaError_t released = release(data, true), error = broken(current());
+  return error == cudaSuccess ? released : error;
 }
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
   FAKE_CALL();
-  must_be_device(data, nbytes, "a memset");
-  stream_of(nullptr)->enqueue([=] { std::memset(data, value, nbytes); });
+  FAKE_STREAM(nullptr);
+  must_be_on(current(), data, nbytes, "a memset");
+  enqueue(stream_of(nullptr), [=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_CALL();
+  FAKE_STREAM(stream);
   bool to_known, from_known;
   {
     World& w = world();
     std::lock_guard lock(w.mutex);
-    to_known = range_of(to, nbytes), from_known = range_of(from, nbytes);
+    const Range *there = range_of(to, nbytes), *here = range_of(from, nbytes);
+    to_known = there, from_known = here;
     if (!w.pageable && !(to_known && from_known))
       misuse("a copy of memory that is neither the device's nor pinned");
+    for (const Range* range : {there, here}) {
+      if (range && range->kind == Range::kDevice && range->device != current())
+        misuse("a copy of memory of another device");
+    }
   }
   if (!from_known) {  // read before the call returns
     const auto* bytes = static_cast<const char*>(from);
-    stream_of(stream)->enqueue([to, staged = std::vector<char>(bytes, bytes + nbytes)] {
+    enqueue(stream_of(stream), [to, staged = std::vector<char>(bytes, bytes + nbytes)] {
       std::memcpy(to, staged.data(), staged.size());
     });
     return cudaSuccess;
   }
-  stream_of(stream)->enqueue([=] {
+  enqueue(stream_of(stream), [=] {
     {
       World& w = world();
       std::unique_lock lock(w.mutex);
       const auto on_device = [nbytes](const void* data) {
         const Range* range = range_of(data, nbytes);
-        return range && range->device >= 0;
+        return range && range->is_on_device();
       };
       if (on_device(to) != on_device(from)) {
         const int& held =
@@ -530,13 +755,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
     }
     std::memcpy(to, from, nbytes);
   });
-  if (!to_known) stream_of(stream)->drain();  // written when the call returns
+  if (!to_known) drain(stream_of(stream));  // written when the call returns
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t nbytes, cudaStream_t stream) {
   FAKE_CALL();
-  must_be_device(data, nbytes, "a memset");
-  stream_of(stream)->enqueue([=] { std::memset(data, value, nbytes); });
+  FAKE_STREAM(stream);
+  must_be_on(current(), data, nbytes, "a memset");
+  enqueue(stream_of(stream), [=] { std::memset(data, value, nbytes); });
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
@@ -546,16 +772,17 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   if (!w.contexts.count(current()))
     misuse("memory is asked about without a context, which some releases then make, and others refuse");
   const Range* range = range_of(data, 1);
-  attributes->type = !range              ? cudaMemoryTypeUnregistered
-                     : range->managed    ? cudaMemoryTypeManaged
-                     : range->device < 0 ? cudaMemoryTypeHost
-                                         : cudaMemoryTypeDevice;
+  attributes->type = !range                           ? cudaMemoryTypeUnregistered
+                     : range->kind == Range::kManaged ? cudaMemoryTypeManaged
+                     : range->kind == Range::kPinned  ? cudaMemoryTypeHost
+                                                      : cudaMemoryTypeDevice;
   attributes->device = range ? range->device : 0;
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   FAKE_CALL();
-  auto made = std::make_shared<CUstream_st>();
+  auto made = std::make_shared<CUstream_st>(
+      current(), flags & cudaStreamNonBlocking ? CUstream_st::kNonBlocking : CUstream_st::kBlocking);
   *stream = made.get();
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -565,7 +792,37 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_UNSAFE();
   FAKE_CALL();
-  stream_of(stream)->drain();
+  if (is_in_capture(stream)) return refusal(stream);
+  drain(stream_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceReset(void) {
+  use(current());
+  const int device = current();
+  std::vector<cudaStream_t> streams;
+  World& w = world();
+  {
+    std::lock_guard lock(w.mutex);
+    w.reset.insert(device);
+    for (const auto& [handle, stream] : w.streams) {
+      if (stream->device == device) streams.push_back(stream.get());
+    }
+  }
+  for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
+  drain_device(device);  // of its default streams, too, which drop what they have
+  std::lock_guard lock(w.mutex);
+  for (auto event = w.events.begin(); event != w.events.end();) {
+    const auto at = event++;
+    if ((*at)->device == device) delete *at, w.events.erase(at);
+  }
+  for (auto range = w.memory.begin(); range != w.memory.end();) {
+    const auto at = range++;
+    if (at->second.device != device) continue;
+    ::operator delete(reinterpret_cast<void*>(at->first), std::align_val_t{256});
+    w.memory.erase(at);
+  }
+  w.kernels_loaded.erase(device);
+  w.contexts.erase(device);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -607,23 +864,24 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  (void)stream_of(stream);
+  if (is_in_capture(stream)) return last = cudaErrorStreamCaptureImplicit;  // which spoils nothing
+  const Stream asked = stream_of(stream);
   World& w = world();
   std::lock_guard lock(w.mutex);
-  *status = w.captured == stream ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *status = w.captured == asked ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
   FAKE_CALL();
-  const bool is_default = !stream || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
-  if (!is_default && stream_of(stream)->device != current()) return last = cudaErrorInvalidResourceHandle;
+  FAKE_STREAM(stream);
   const std::shared_ptr<EventState> event = event_of(given);
+  if (given->device != current()) return last = cudaErrorInvalidResourceHandle;
   uint64_t number;
   {
     std::lock_guard lock(event->mutex);
     number = ++event->recorded;
   }
-  stream_of(stream)->enqueue([event, number] {
+  enqueue(stream_of(stream), [event, number] {
     std::lock_guard lock(event->mutex);
     event->reached = std::max(event->reached, number);
     event->changed.notify_all();
@@ -632,21 +890,24 @@ cudaError_t cudaEventRecord(cudaEvent_t given, cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned int) {
   FAKE_CALL();
+  if (is_in_capture(stream)) return refusal(stream);
   const std::shared_ptr<EventState> event = event_of(given);
   uint64_t number;
   {
     std::lock_guard lock(event->mutex);
     number = event->recorded;
   }
-  stream_of(stream)->enqueue([event, number] {
+  enqueue(stream_of(stream), [event, number, device = stream_of(stream)->device] {
     std::unique_lock lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->reached >= number; });
+    while (event->reached < number && !is_lost(device))
+      event->changed.wait_for(lock, std::chrono::milliseconds(1));
   });
   return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
   FAKE_CALL();
-  stream_of(stream)->enqueue([function, context] { function(context); });
+  FAKE_STREAM(stream);
+  enqueue(stream_of(stream), [function, context] { host_thread().run(function, context); });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {
@@ -663,6 +924,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
       {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
       {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(release_context)},
       {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
+      {"cuStreamWaitValue32", reinterpret_cast<void*>(wait_value)},
       {"cuCtxPushCurrent", reinterpret_cast<void*>(push_context)},
       {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_context)}};
   const auto found = functions.find(symbol);
@@ -682,6 +944,8 @@ const char* cudaGetErrorName(cudaError_t error) {
       return "cudaErrorNoDevice";
     case cudaErrorInvalidResourceHandle:
       return "cudaErrorInvalidResourceHandle";
+    case cudaErrorStreamCaptureImplicit:
+      return "cudaErrorStreamCaptureImplicit";
     case cudaErrorIllegalAddress:
       return "cudaErrorIllegalAddress";
     default:

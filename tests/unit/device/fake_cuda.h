@@ -1,6 +1,7 @@
 // A double of the CUDA runtime for tests without a GPU: two devices in host memory, each stream a thread,
-// kernels as loops. It checks what a GPU would punish later: pointers of the wrong kind, destroyed handles,
-// memory that is freed in use or leaked. Never a back end for users.
+// host functions on one thread, kernels as loops. It stops a test that does what a GPU would punish later:
+// pointers of the wrong kind or of another device, destroyed handles, memory that is freed in use or leaked,
+// CUDA calls in host functions. Never a back end for users.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,6 +20,20 @@ void set_immediate();
 // Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's,
 // that is a misuse.
 void allow_pageable();
+// From now on all devices have one PCI address, as slices of one GPU (MIG) have, or again one each.
+void share_bus(bool share);
+int bus_of(int device);
+// While one of these is alive, allocations wait for all that their device does, as CUDA may let them.
+class AllocationsWait {
+ public:
+  AllocationsWait();
+  ~AllocationsWait();
+  AllocationsWait(const AllocationsWait&) = delete;
+};
+// From now on each call on this device returns the error, and its work is lost, as after a kernel that wrote
+// where it may not; until it is repaired.
+void break_device(int device, cudaError_t error);
+void repair_device(int device);
 // The n-th next call of a function (1: the next) returns this error, once.
 void fail(const char* function, cudaError_t error, int n = 1);
 // While one of these is alive, work in streams waits; what is enqueued is kept.
@@ -52,6 +67,9 @@ class Capture {
 void set_delay(int device, std::chrono::microseconds delay);
 // Puts host work into a stream, as a kernel of the host's would be.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+int device_of(cudaStream_t stream);
+// Stops the test if this is not memory that work on the device may use.
+void must_be_on(int device, const void* data, size_t nbytes, const char* what);
 // Streams, events and allocations that are alive.
 struct Alive {
   int streams, events, allocations;

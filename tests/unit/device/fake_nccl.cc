@@ -8,8 +8,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/device/cuda/nccl_functions.h"
@@ -22,6 +24,7 @@ namespace {
 enum class What { kAllReduce, kReduceScatter, kAllGather };
 using nccl::kRemoteError;
 constexpr auto kInternalError = static_cast<nccl::Result>(3);
+constexpr auto kInvalidUsage = static_cast<nccl::Result>(5);
 
 [[noreturn]] void misuse(const std::string& what) {
   std::fprintf(stderr, "fake NCCL: %s\n", what.c_str());
@@ -43,6 +46,7 @@ struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
   int size = 0, joined = 0;
+  std::set<int> buses;  // of the members' GPUs
   std::map<uint64_t, Operation> operations;
 };
 
@@ -72,8 +76,9 @@ bool fails(const char* function) {
 // A rank.
 struct dsgd::device::cuda::nccl::Opaque {
   std::shared_ptr<Clique> clique;
-  int rank = 0;
+  int rank = 0, device = 0;
   uint64_t next = 0;
+  std::atomic<int> ending = -1;  // how often it still says that it has not ended; negative: it is not to end
   std::thread launcher;
   std::atomic<bool> launching = false, aborted = false;
   std::atomic<int> in_streams = 0;
@@ -147,14 +152,27 @@ struct Call {
 };
 thread_local int depth = 0;
 thread_local std::vector<Call> calls;
+thread_local Clique* began_alone = nullptr;  // by this thread outside of a group
+
+bool is_in_progress(nccl::Comm comm) {
+  std::lock_guard lock(comm->clique->mutex);
+  return comm->clique->joined < comm->clique->size || comm->launching;
+}
 
 nccl::Result collective(const char* function, What what, const void* send, void* receive, size_t count,
                         nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
   if (fails(function)) return kInternalError;
   if (depth == 0) misuse("a collective outside of a group");
-  if (comm->launching) misuse("a collective while the last one is being enqueued");
-  calls.push_back(
-      {comm, what, {send, receive}, count, type == nccl::kFloat32 ? size_t{4} : size_t{8}, stream});
+  if (is_in_progress(comm)) misuse("a collective while the last call is in progress");
+  if (comm->ending >= 0) misuse("a collective after the communicator's end has begun");
+  if (fake_cuda::device_of(stream) != comm->device) misuse("a collective in a stream of another device");
+  const size_t element = type == nccl::kFloat32 ? 4 : 8,
+               all = count * static_cast<size_t>(comm->clique->size);
+  fake_cuda::must_be_on(comm->device, send, (what == What::kReduceScatter ? all : count) * element,
+                        "what is sent");
+  fake_cuda::must_be_on(comm->device, receive, (what == What::kAllGather ? all : count) * element,
+                        "what is received");
+  calls.push_back({comm, what, {send, receive}, count, element, stream});
   return nccl::kSuccess;
 }
 
@@ -207,8 +225,13 @@ FAKE_NCCL ncclCommInitRankConfig(nccl::Comm* comm, int size, nccl::UniqueId id, 
     if (!clique) clique = std::make_shared<Clique>();
     made->clique = clique;
   }
+  if (depth == 0 && std::exchange(began_alone, made->clique.get()) == made->clique.get())
+    misuse("a thread begins several ranks one by one, and the first one waits for the next");
   made->rank = rank;
+  made->device = fake_cuda::current_device();
   std::lock_guard lock(made->clique->mutex);
+  if (!made->clique->buses.insert(fake_cuda::bus_of(made->device)).second)
+    return kInvalidUsage;  // "Duplicate GPU"
   made->clique->size = size;
   ++made->clique->joined;
   ++w.alive;
@@ -219,13 +242,17 @@ FAKE_NCCL ncclCommGetAsyncError(nccl::Comm comm, nccl::Result* state) {
   if (fails("ncclCommGetAsyncError")) return kInternalError;
   std::lock_guard lock(comm->clique->mutex);
   const bool complete = comm->clique->joined >= comm->clique->size;
-  *state = world().peer_lost              ? kRemoteError
-           : complete && !comm->launching ? nccl::kSuccess
-                                          : nccl::kInProgress;
+  const bool ending = comm->ending > 0 && comm->ending-- > 0;
+  *state = world().peer_lost                         ? kRemoteError
+           : complete && !comm->launching && !ending ? nccl::kSuccess
+                                                     : nccl::kInProgress;
   return nccl::kSuccess;
 }
-FAKE_NCCL ncclCommFinalize(nccl::Comm) {
-  return fails("ncclCommFinalize") ? kInternalError : nccl::kInProgress;
+FAKE_NCCL ncclCommFinalize(nccl::Comm comm) {
+  if (fails("ncclCommFinalize")) return kInternalError;
+  if (is_in_progress(comm)) misuse("a communicator's end begins while a call is in progress");
+  comm->ending = 3;
+  return nccl::kInProgress;
 }
 
 static nccl::Result end(nccl::Comm comm) {
@@ -241,6 +268,7 @@ static nccl::Result end(nccl::Comm comm) {
 }
 FAKE_NCCL ncclCommDestroy(nccl::Comm comm) {
   if (comm->in_streams > 0) misuse("a communicator is destroyed in use");
+  if (comm->ending != 0) misuse("a communicator is destroyed before its end has been reported");
   return end(comm);
 }
 FAKE_NCCL ncclCommAbort(nccl::Comm comm) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -361,14 +362,15 @@ class HostStream {
 };
 
 // Work in this stream waits until the test releases it. dsgd's own work must neither wait for that nor
-// overtake it.
+// overtake it. The stream waits for a number in memory: a host function that waits would hold up all others.
 class HeldStream {
  public:
   HeldStream() {
-    void* memory = nullptr;  // now, since a GPU may have to come to rest for it
-    must(cudaHostAlloc(&memory, kFloats * sizeof(float), cudaHostAllocPortable));
+    void* memory = nullptr;  // before the stream waits, since CUDA may let an allocation wait for that
+    must(cudaHostAlloc(&memory, kFloats * sizeof(float) + sizeof(uint32_t), cudaHostAllocPortable));
     pinned_ = static_cast<float*>(memory);
-    must(cudaLaunchHostFunc(stream_, [](void* self) { static_cast<HeldStream*>(self)->wait(); }, this));
+    released_ = new (pinned_ + kFloats) std::atomic<uint32_t>(0);
+    wait_until_released();
   }
   ~HeldStream() {
     let_go();
@@ -377,15 +379,8 @@ class HeldStream {
   }
   HeldStream(const HeldStream&) = delete;
   operator cudaStream_t() const { return stream_; }
-  void let_go() {
-    std::lock_guard lock(mutex_);
-    held_ = false;
-    changed_.notify_all();
-  }
-  bool held() {
-    std::lock_guard lock(mutex_);
-    return held_;
-  }
+  void let_go() { released_->store(1); }
+  bool held() const { return released_->load() == 0; }
   void fill(void* there, size_t count, float value) {
     float* here = floats(count);
     std::fill_n(here, count, value);
@@ -400,19 +395,22 @@ class HeldStream {
 
  private:
   static void must(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
+  void wait_until_released() {
+    void* wait = nullptr;
+    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+    must(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &wait, 12000, cudaEnableDefault, &how));
+    ASSERT_EQ(how, cudaDriverEntryPointSuccess);
+    ASSERT_EQ(reinterpret_cast<decltype(&cuStreamWaitValue32)>(wait)(
+                  stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
+              CUDA_SUCCESS);
+  }
   float* floats(size_t count) {
     EXPECT_LE(used_ + count, kFloats);
     return pinned_ + std::exchange(used_, used_ + count);
   }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !held_; });
-  }
 
   const HostStream stream_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool held_ = true;
+  std::atomic<uint32_t>* released_ = nullptr;
   static constexpr size_t kFloats = 1 << 17;
   float* pinned_ = nullptr;
   size_t used_ = 0;
@@ -732,10 +730,12 @@ TEST_F(GpuSession, ValuesOfAReplicaWithoutWeightAreWrittenAfterItsStream) {
     float seen = -1000;
     auto operation = trainer.session->step_begin(1);
     ASSERT_TRUE(operation.ok());
+    ASSERT_EQ(cudaSetDevice(1), cudaSuccess);  // whose default stream it is
     fake_cuda::enqueue(absent ? cudaStream_t{} : streams[1], [&] {
       go.get_future().wait();
       seen = floats(trainer.tensors[1].memory[1]->value)[7];
     });
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
     for (Tensor& tensor : trainer.tensors) {
       ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, streams[0]));
       ok(absent ? trainer.session->gradient_absent(trainer.replicas[1], tensor.parameter)
@@ -848,6 +848,61 @@ TEST_F(GpuSession, AGraphThatIsCapturedMeanwhileIsNotSpoiledNorIsTheStep) {
   }
   fake_cuda::set_delay(0, 0us);
   ok(trainer.session->close(10s));
+}
+
+// While a blocking stream is captured, the legacy default stream cannot be used, in which this host has all
+// its work.
+TEST_F(GpuSession, AStepWaitsForTheCaptureOfABlockingStreamAndEndsBehindItsUpdate) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  for (const bool before : {true, false}) {
+    SCOPED_TRACE(before ? "captured when the step begins" : "captured when it ends");
+    Trainer trainer(open(), {"cuda:0", "cpu"}, "sgd", "lr=1");
+    ok(trainer.session->start());
+    for (size_t r : {0, 1}) trainer.fill(r, true, [](size_t) { return 1.0f; });
+    std::optional<fake_cuda::Capture> capture;
+    if (before) capture.emplace(blocking);
+    auto operation = trainer.session->step_begin(1);
+    ASSERT_TRUE(operation.ok());
+    if (before) {
+      ok(trainer.session->step_flush());
+      EXPECT_FALSE(trainer.session->wait(*operation.value(), 50ms).ok());
+      EXPECT_FALSE(operation.value()->done());
+      EXPECT_FALSE(capture->spoiled());
+      capture.reset();
+    } else {
+      std::optional<fake_cuda::HoldCopies> held(fake_cuda::HoldCopies::kToHost);
+      ok(trainer.session->step_flush());
+      std::this_thread::sleep_for(50ms);  // by then it has used the default stream, and waits for the copies
+      capture.emplace(blocking);
+      held.reset();
+    }
+    ok(trainer.session->wait(*operation.value(), -1ms));
+    if (capture) {
+      EXPECT_FALSE(capture->spoiled());
+      EXPECT_EQ(floats(trainer.tensors[1].memory[0]->value)[7], -1) << "the step has ended before its update";
+      const Status refused = trainer.session->stream_wait(trainer.replicas[0], nullptr);
+      EXPECT_EQ(refused.code(), Code::kState);
+      EXPECT_THAT(refused.message(), HasSubstr("a blocking stream of the device is being captured"));
+      capture.reset();
+    }
+    EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
+    ok(trainer.session->close(10s));
+  }
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+// All calls of the device return the error of a kernel, the host's perhaps.
+TEST_F(GpuSession, ADeviceThatIsBrokenEndsTheSessionAndNothingHangs) {
+  Trainer trainer(open({{"lease", "500ms"}}), {"cuda:0", "cpu"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  ok(trainer.session->step(1, nullptr));
+  fake_cuda::break_device(0, cudaErrorIllegalAddress);
+  const Status failed = trainer.session->step(1, nullptr);
+  EXPECT_EQ(failed.code(), Code::kInternal) << failed.message();
+  EXPECT_THAT(failed.message(), AllOf(HasSubstr("cuda:0"), HasSubstr("cudaErrorIllegalAddress")));
+  (void)trainer.session->close(10s);
+  fake_cuda::repair_device(0);
 }
 
 // A stream that dsgd knows nothing of, as of a consumer of DLPack.
