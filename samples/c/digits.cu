@@ -411,6 +411,7 @@ int main(int argc, char** argv) {
         &error);
   std::vector<float> w1(kInputs * kHidden), w2(kHidden * kClasses);
   initialise(w1, w2, seed);
+  check(cudaSetDevice(replicas[0].gpu));
   upload(replicas[0], replicas[0].train.value.w1, w1);
   upload(replicas[0], replicas[0].train.value.w2, w2);
   // Dsgd_start reads what has been entered into the default stream, not into this.
