@@ -52,8 +52,7 @@ void print_plain(const std::vector<dsgd_config_key>& keys, bool all) {
   if (all) {
     std::printf(
         "A key is set by dsgd_config_set, by its environment variable, by a line \"key = value\" of a file, "
-        "or "
-        "by dsgd run --set KEY=VALUE.\n");
+        "or by dsgd run --set KEY=VALUE.\n");
     between = "\n";
   }
   for (const auto& key : keys) {

@@ -28,17 +28,14 @@ Status DevicePath::begin_step() {
 void DevicePath::follow_streams(size_t index, std::function<void(const Status&)> then) {
   waiter_.when_usable(
       state_.request.deadline,
-      [this, index, call = state_.request.call] {
-        if (state_.request.call != call) return Status();
+      [this, index] {
         for (DeviceContext& context : state_.contexts) {
           if (context.is_host()) continue;
           if (Status status = follow_streams(index, context); !status.ok()) return status;
         }
         return Status();
       },
-      [this, call = state_.request.call, then = std::move(then)](const Status& status) {
-        if (state_.request.call == call) then(status);
-      });
+      std::move(then));
 }
 
 Status DevicePath::fetch(size_t index, size_t p) {

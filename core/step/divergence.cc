@@ -40,8 +40,7 @@ Status diverged(const std::string& when, const std::string& what) {
                 when + ": models differ: " + what +
                     "; a host has changed the values on some workers only (for example with an optimizer of "
                     "its own that has other settings there or left out a step), or memory or network have "
-                    "changed bits; load a "
-                    "checkpoint or start a new session")
+                    "changed bits; load a checkpoint or start a new session")
       .with_operation(when);
 }
 

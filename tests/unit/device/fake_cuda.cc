@@ -275,21 +275,19 @@ std::vector<Stream> streams_that(const Fits& fit) {
   return found;
 }
 
-// Those whose work so far comes before what is enqueued in `stream`, and that one.
+// Other streams, whose work so far comes before what is enqueued in this one: of a legacy default stream the
+// blocking ones of its device, and of these that one.
 std::vector<Stream> streams_before(const CUstream_st& stream) {
-  const auto other = stream.kind == CUstream_st::kLegacy     ? CUstream_st::kBlocking
-                     : stream.kind == CUstream_st::kBlocking ? CUstream_st::kLegacy
-                                                             : stream.kind;
-  return streams_that([&](const CUstream_st& one) {
-    return &one == &stream || (other != stream.kind && one.kind == other && one.device == stream.device);
+  if (stream.kind == CUstream_st::kNonBlocking) return {};
+  return streams_that([&](const CUstream_st& other) {
+    return other.device == stream.device && other.kind != stream.kind &&
+           other.kind != CUstream_st::kNonBlocking;
   });
 }
 
 void enqueue(const Stream& stream, std::function<void()> item) {
   std::vector<std::pair<Stream, uint64_t>> before;
-  for (const Stream& other : streams_before(*stream)) {
-    if (other != stream) before.emplace_back(other, other->last());
-  }
+  for (const Stream& other : streams_before(*stream)) before.emplace_back(other, other->last());
   stream->enqueue([before = std::move(before), item = std::move(item)] {
     for (const auto& [other, number] : before) other->await(number);
     item();
@@ -297,7 +295,8 @@ void enqueue(const Stream& stream, std::function<void()> item) {
 }
 
 void drain(const Stream& stream) {
-  for (const Stream& one : streams_before(*stream)) one->drain();
+  for (const Stream& other : streams_before(*stream)) other->drain();
+  stream->drain();
 }
 
 void drain_device(int device) {
@@ -386,7 +385,7 @@ cudaError_t release(void* data, bool pinned) {
     w.memory.erase(reinterpret_cast<uintptr_t>(data));
   }
   ::operator delete(data, std::align_val_t{256});
-  return cudaSuccess;
+  return broken(device);  // the memory of a broken device goes all the same, as with its context
 }
 
 }  // namespace
@@ -407,16 +406,6 @@ void set_immediate() { world().immediate = true; }
 void allow_pageable() { world().pageable = true; }
 void share_bus(bool share) { world().one_bus = share; }
 int bus_of(int device) { return world().one_bus ? 1 : device + 1; }
-AllocationsWait::AllocationsWait() {
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  ++w.allocations_wait;
-}
-AllocationsWait::~AllocationsWait() {
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  --w.allocations_wait;
-}
 void break_device(int device, cudaError_t error) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -432,28 +421,18 @@ void fail(const char* function, cudaError_t error, int n) {
   std::lock_guard lock(w.mutex);
   w.faults[function] = {error, n};
 }
-Pause::Pause() {
+static void change(int& counter, int by) {
   World& w = world();
   std::lock_guard lock(w.mutex);
-  ++w.paused;
-}
-Pause::~Pause() {
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  --w.paused;
+  counter += by;
   w.changed.notify_all();
 }
-HoldCopies::HoldCopies(Direction direction) : direction_(direction) {
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  ++w.held[direction_];
-}
-HoldCopies::~HoldCopies() {
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  --w.held[direction_];
-  w.changed.notify_all();
-}
+Pause::Pause() { change(world().paused, 1); }
+Pause::~Pause() { change(world().paused, -1); }
+HoldCopies::HoldCopies(Direction direction) : direction_(direction) { change(world().held[direction_], 1); }
+HoldCopies::~HoldCopies() { change(world().held[direction_], -1); }
+AllocationsWait::AllocationsWait() { change(world().allocations_wait, 1); }
+AllocationsWait::~AllocationsWait() { change(world().allocations_wait, -1); }
 Capture::Capture(cudaStream_t stream) {
   World& w = world();
   const Stream captured = stream_of(stream);
@@ -693,8 +672,7 @@ cudaError_t cudaMallocManaged(void** data, size_t nbytes, unsigned int) {
 cudaError_t cudaFree(void* data) {
   FAKE_UNSAFE();
   use(current());
-  const cudaError_t released = release(data, false), error = broken(current());
-  return error == cudaSuccess ? released : error;  // gone with the context's end
+  return release(data, false);
 }
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
   FAKE_UNSAFE();
@@ -704,8 +682,7 @@ cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
 cudaError_t cudaFreeHost(void* data) {
   FAKE_UNSAFE();
   use(current());
-  const cudaError_t released = release(data, true), error = broken(current());
-  return error == cudaSuccess ? released : error;
+  return release(data, true);
 }
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
   FAKE_CALL();
