@@ -1,20 +1,20 @@
 // Package dsgd trains one model in many processes, whatever language each of them is written in.
 //
-// A worker is a process that called [Init]. It computes gradients; [Session.Step] turns the gradients of all workers into
+// A worker is a process that called [Run] or [Init]. It computes gradients; [Session.Step] turns the gradients of all workers into
 // new parameter values that are the same everywhere. The shortest trainer, errors left out:
 //
-//	config := dsgd.NewConfig() // DSGD_* variables are read
-//	session, _ := dsgd.Init(config)
-//	defer session.Close()
-//	weight, _ := session.AddParameter("dense.weight", dsgd.Float32, []int{64, 10})
-//	replica, _ := session.AddReplica("cpu")
-//	buffers, _ := dsgd.Alloc[float32](replica, weight)
-//	session.SetOptimizer("sgd", "lr=0.1 momentum=0.9")
-//	session.Start(ctx) // all workers hold rank 0's values
-//	for batch := range batches {
-//		computeGradient(buffers.Value, buffers.Gradient, batch)
-//		session.Step(ctx, float64(batch.Size)) // the mean weighs this worker by its samples
-//	}
+//	dsgd.Run(ctx, dsgd.NewConfig(), func(session *dsgd.Session) error { // DSGD_* variables are read
+//		weight, _ := session.AddParameter("dense.weight", dsgd.Float32, []int{64, 10})
+//		replica, _ := session.AddReplica("cpu")
+//		buffers, _ := dsgd.Alloc[float32](replica, weight)
+//		session.SetOptimizer("sgd", "lr=0.1 momentum=0.9")
+//		session.Start(ctx) // all workers hold rank 0's values
+//		for batch := range batches {
+//			computeGradient(buffers.Value, buffers.Gradient, batch)
+//			session.Step(ctx, float64(batch.Size)) // the mean weighs this worker by its samples
+//		}
+//		return nil // an error would abort the job
+//	})
 //
 // The C header dsgd.h says exactly what each call does; the comments here say what is particular to Go.
 //

@@ -79,22 +79,13 @@ func job(t *testing.T, workers int, with settings, work func(w *worker)) {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			session, err := Init(config)
+			err := Run(background, config, func(session *Session) error {
+				work(&worker{session, t})
+				return nil
+			})
 			if err != nil {
-				t.Errorf("Init: %v", err)
-				return
+				t.Errorf("Run: %v", err)
 			}
-			finished := false
-			defer func() {
-				if !finished {
-					_ = session.Abort("a check failed on this worker")
-				}
-				if err := session.Close(); err != nil && finished {
-					t.Errorf("Close: %v", err)
-				}
-			}()
-			work(&worker{session, t})
-			finished = true
 		}()
 	}
 	all.Wait()

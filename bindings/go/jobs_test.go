@@ -38,6 +38,41 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatFailsInRunEndsTheOthers(t *testing.T) {
+	failures := map[string]func() error{
+		"the worker failed: no data": func() error { return errors.New("no\x00 data") },
+		"the worker panicked":        func() error { panic("no data") },
+	}
+	for reason, fail := range failures {
+		head, err := StartHead(configure(t, bounded, settings{"num_workers": "2", "head": "127.0.0.1:0"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		for rank := 0; rank < 2; rank++ {
+			config := configure(t, bounded, settings{"num_workers": "2", "head": head.Address(), "rank": strconv.Itoa(rank)})
+			all.Add(1)
+			go func(rank int) {
+				defer all.Done()
+				defer func() { _ = recover() }()
+				err := Run(background, config, func(session *Session) error {
+					if rank == 1 {
+						return fail()
+					}
+					return session.Barrier(background)
+				})
+				if rank == 0 && (!errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), reason)) {
+					t.Errorf("%s: %v", reason, err)
+				} else if rank == 1 && !strings.Contains(err.Error(), "data") {
+					t.Errorf("%v instead of the error of the body", err)
+				}
+			}(rank)
+		}
+		all.Wait()
+		head.Close()
+	}
+}
+
 func TestChannelsNeedNoCommonOrder(t *testing.T) {
 	job(t, 2, nil, func(w *worker) {
 		numbers := []int{1, 2, 3}

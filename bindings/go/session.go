@@ -49,6 +49,30 @@ func InitContext(ctx context.Context, config *Config) (*Session, error) {
 	return s, nil
 }
 
+// Run joins a job as [InitContext] does, calls body, and closes the session. If body returns an error or panics, Run aborts
+// the job, so that all workers end with that reason. Run returns the error of joining, of body or of closing.
+func Run(ctx context.Context, config *Config, body func(*Session) error) (err error) {
+	session, err := InitContext(ctx, config)
+	if err != nil {
+		return err
+	}
+	failure := "the worker panicked"
+	defer func() {
+		if failure != "" {
+			_ = session.Abort(failure)
+		}
+		if closing := session.Close(); err == nil {
+			err = closing
+		}
+	}()
+	err = body(session)
+	failure = ""
+	if err != nil {
+		failure = "the worker failed: " + strings.ReplaceAll(err.Error(), "\x00", "")
+	}
+	return err
+}
+
 // pointer is the C handle; NULL, which C refuses, for a Session that Init did not make. Its user keeps s alive.
 func (s *Session) pointer() uintptr {
 	if s == nil || s.core == nil {

@@ -84,7 +84,8 @@ uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
   if (all < needed)
     throw UsageError("--num-workers", std::to_string(all) + " is too few: the ranks here end at " +
                                           std::to_string(needed - 1) + "; give at least " +
-                                          std::to_string(needed));
+                                          std::to_string(needed) +
+                                          (options.first_rank ? " or a lower --first-rank" : ""));
   if (all > local_workers && !head_is_elsewhere(options))
     throw UsageError(
         options.num_workers ? "--num-workers" : "--first-rank",

@@ -231,9 +231,12 @@ void Supervisor::announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<
 
 void Supervisor::follow_joins() {
   reports_.take();
-  if (!head_) return;
   const bool waits = reports_.any_waits();
-  update(*others_, waits, reports_.progress() + ended_unjoined_);
+  if (waits && unjoined_ && !ending_)
+    blame(*unjoined_, unjoined_->command + " ended without joining the job, which begins with all workers",
+          1);
+  if (!head_) return;
+  update(*others_, waits, reports_.progress());
   update(*head_, reports_.any_dials() && !waits,
          reports_.head_error().empty() ? "no answer yet" : reports_.head_error());
 }
@@ -322,12 +325,11 @@ void Supervisor::ended(Running& child) {
   child.errors->copy();
   reports_.take();  // all that it has reported
   reports_.forget(child.first_rank);
+  const int status = exit_status(wait_status);
+  if (status == 0 && child.workers == 1 && !reports_.has_joined(child.first_rank)) unjoined_ = &child;
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
-  const int status = exit_status(wait_status);
-  if (status == 0 && child.workers == 1 && !reports_.has_joined(child.first_rank))
-    ended_unjoined_ += "; " + child.kind + " " + child.name + " has ended without joining";
   if (status == 0 || child.service || (ending_ && !awaited)) return;
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
@@ -335,7 +337,8 @@ void Supervisor::ended(Running& child) {
   blame(child, child.command + how, status);
 }
 
-// Called for the first child that fails, and for the child that its failure names.
+// Called for the first child that fails, for the child that its failure names, and for a child that ends
+// without joining the job that others wait for.
 void Supervisor::blame(const Running& child, const std::string& how, int status) {
   FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how};
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;

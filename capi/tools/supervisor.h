@@ -93,8 +93,8 @@ class Supervisor {
   WorkerReports reports_;
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;
-  std::string ended_unjoined_;  // "; worker 0 has ended without joining", of each such worker
   std::vector<std::unique_ptr<Running>> children_;
+  const Running* unjoined_ = nullptr;  // the worker that ended last without having joined
   int status_ = 0;
   std::string first_failure_;
   bool ending_ = false;

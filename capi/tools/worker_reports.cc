@@ -76,7 +76,8 @@ void WorkerReports::note(const std::string& report) {
     progress_ = text;
   } else if (kind == "joined" || kind == "failed") {
     forget(rank);
-    causes_[rank] = cause;
+    if (cause != rank)
+      causes_[rank] = cause;  // a worker that aborts because of another keeps that as its cause
     if (kind == "joined") joined_.insert(rank);
   }
 }

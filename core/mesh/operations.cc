@@ -460,11 +460,11 @@ void Operations::on_last_answer(int32_t rank) {
     Operation* const open = find_open(number);  // the failure of one may have ended another
     if (!open) continue;
     Task& task = *open->task;
-    fail(task,
-         Status(Code::kWorkerLost, members().name(rank) + " closed its session while " + task.name() +
-                                       " needs it; all workers must make the same calls before they close")
-             .with_rank(rank, members().host_of(rank))
-             .with_operation(task.name()));
+    fail(task, Status(Code::kWorkerLost, members().name(rank) + " closed its session while " + task.name() +
+                                             " needs it: it has failed, as its own output then says, or its "
+                                             "program makes fewer calls than this one")
+                   .with_rank(rank, members().host_of(rank))
+                   .with_operation(task.name()));
   }
 }
 

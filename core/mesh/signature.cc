@@ -65,9 +65,13 @@ std::string disagreement(int32_t rank, const Signature& one, int32_t other_rank,
   std::string first = describe(one.header, parts(one, other)),
               second = describe(other.header, parts(other, one));
   if (first == second) first += settings_text(one, other), second += settings_text(other, one);
+  const auto is_step = [](const Signature& side) {
+    return static_cast<Kind>(side.header.kind) == Kind::kHeader;
+  };
   return "workers disagree: rank " + std::to_string(rank) + " calls " + first + ", rank " +
          std::to_string(other_rank) + " calls " + second +
-         "; all workers must call the same operations in the same order";
+         "; all workers must call the same operations in the same order" +
+         (is_step(one) != is_step(other) ? std::string("; ") + kUsedUp : std::string());
 }
 
 }  // namespace dsgd

@@ -34,6 +34,9 @@ enum class Kind : uint8_t {
 enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
 
 const char* kind_name(Kind kind);
+// What a worker does whose data is used up before that of others.
+inline constexpr char kUsedUp[] =
+    "a worker without data goes on with weight 0 until all are done (in dsgd.torch: join())";
 const char* algorithm_name(Algorithm algorithm);
 
 // Returns the header with the fields that all workers must agree on; other fields are set by the caller or by

@@ -63,6 +63,9 @@ struct Session::Impl {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
     start([this, operation, end, begun = loop().now()](const Status& status) {
       count(*operation, status, begun);
+      // The supervisor then knows why this worker fails, should the host give up.
+      if (status.code() == Code::kWorkerLost || status.code() == Code::kTimeout)
+        log->report({WorkerReport::Kind::kFailed, status.rank()});
       end(status);
     });
   }

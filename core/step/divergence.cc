@@ -38,9 +38,10 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
 Status diverged(const std::string& when, const std::string& what) {
   return Status(Code::kDiverged,
                 when + ": models differ: " + what +
-                    "; a host has changed the values on some workers only (for example with an optimizer of "
-                    "its own that has other settings there or left out a step), or memory or network have "
-                    "changed bits; load a checkpoint or start a new session")
+                    "; a host has changed the values on some workers only (for example its own optimizer has "
+                    "other settings there or left out a step, or the function given to join() left out the "
+                    "clipping), or memory or network have changed bits; load a checkpoint or start a new "
+                    "session")
       .with_operation(when);
 }
 

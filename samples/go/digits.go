@@ -180,12 +180,13 @@ func run() error {
 		return err
 	}
 
-	session, err := dsgd.Init(dsgd.NewConfig()) // DSGD_* variables, for example from `dsgd run`
-	if err != nil {
-		return err
-	}
-	defer session.Close()
+	// DSGD_* variables, for example from `dsgd run`, say how to join. An error aborts the job.
+	return dsgd.Run(context.Background(), dsgd.NewConfig(), func(session *dsgd.Session) error {
+		return fit(session, train, test, *epochs, *batch, *seed, *optimizer, *options)
+	})
+}
 
+func fit(session *dsgd.Session, train, test data, epochs, batch int, seed int64, optimizer, options string) error {
 	// The model: four tensors, one copy of them on this worker's CPU.
 	replica, err := session.AddReplica("cpu")
 	if err != nil {
@@ -212,20 +213,20 @@ func run() error {
 		}
 		*tensor.value, *tensor.gradient = buffers.Value, buffers.Gradient
 	}
-	if err := session.SetOptimizer(*optimizer, *options); err != nil {
+	if err := session.SetOptimizer(optimizer, options); err != nil {
 		return err
 	}
-	initialise(value, *seed)
+	initialise(value, seed)
 	if err := session.Start(context.Background()); err != nil { // from here on all workers hold rank 0's values
 		return err
 	}
 
-	shard, err := session.NewShard(uint64(len(train.labels)), uint64(*seed))
+	shard, err := session.NewShard(uint64(len(train.labels)), uint64(seed))
 	if err != nil {
 		return err
 	}
-	rows := make([]int64, *batch)
-	for epoch := 1; epoch <= *epochs; epoch++ {
+	rows := make([]int64, batch)
+	for epoch := 1; epoch <= epochs; epoch++ {
 		if err := shard.SetEpoch(uint64(epoch)); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import java.util.Random;
 /**
  * Trains a small network on handwritten digits, together with any number of other workers in any language.
  *
- * <p>Copy this file to begin a trainer of your own. The code for dsgd is in {@link #main}; the network (64 inputs, 128 hidden
+ * <p>Copy this file to begin a trainer of your own. The code for dsgd is in {@link #main} and {@code train}; the network (64 inputs, 128 hidden
  * units with ReLU, 10 classes, softmax cross-entropy) is above it. Run it by itself or under {@code dsgd run}:
  *
  * <pre>
@@ -137,48 +137,44 @@ public final class Digits {
     return otherwise;
   }
 
-  private void train(String[] args) throws IOException, InterruptedException {
-    Data train = new Data(), test = new Data();
-    read(Path.of(option(args, "--data", "digits.csv")), train, test);
+  private void train(Session session, Data train, Data test, String[] args) throws InterruptedException {
     int epochs = Integer.parseInt(option(args, "--epochs", "40"));
     int batch = Integer.parseInt(option(args, "--batch", "16"));
     long seed = Long.parseLong(option(args, "--seed", "1"));
 
-    try (Session session = Dsgd.init()) { // DSGD_* variables, for example from `dsgd run`
-      // The model: four tensors, one copy of them on this worker's CPU.
-      Replica replica = session.addReplica("cpu");
-      Memory w1 = replica.alloc(session.addParameter("hidden.weight", DType.FLOAT32, INPUTS, HIDDEN));
-      Memory b1 = replica.alloc(session.addParameter("hidden.bias", DType.FLOAT32, HIDDEN));
-      Memory w2 = replica.alloc(session.addParameter("output.weight", DType.FLOAT32, HIDDEN, CLASSES));
-      Memory b2 = replica.alloc(session.addParameter("output.bias", DType.FLOAT32, CLASSES));
-      value = new Tensors(w1.value().asFloatBuffer(), b1.value().asFloatBuffer(), w2.value().asFloatBuffer(),
-          b2.value().asFloatBuffer());
-      gradient = new Tensors(w1.gradient().asFloatBuffer(), b1.gradient().asFloatBuffer(), w2.gradient().asFloatBuffer(),
-          b2.gradient().asFloatBuffer());
-      session.setOptimizer(option(args, "--optimizer", "sgd"), option(args, "--optimizer-options", "lr=0.1 momentum=0.9"));
-      initialise(seed);
-      session.start(); // from here on all workers hold rank 0's values
+    // The model: four tensors, one copy of them on this worker's CPU.
+    Replica replica = session.addReplica("cpu");
+    Memory w1 = replica.alloc(session.addParameter("hidden.weight", DType.FLOAT32, INPUTS, HIDDEN));
+    Memory b1 = replica.alloc(session.addParameter("hidden.bias", DType.FLOAT32, HIDDEN));
+    Memory w2 = replica.alloc(session.addParameter("output.weight", DType.FLOAT32, HIDDEN, CLASSES));
+    Memory b2 = replica.alloc(session.addParameter("output.bias", DType.FLOAT32, CLASSES));
+    value = new Tensors(w1.value().asFloatBuffer(), b1.value().asFloatBuffer(), w2.value().asFloatBuffer(),
+        b2.value().asFloatBuffer());
+    gradient = new Tensors(w1.gradient().asFloatBuffer(), b1.gradient().asFloatBuffer(), w2.gradient().asFloatBuffer(),
+        b2.gradient().asFloatBuffer());
+    session.setOptimizer(option(args, "--optimizer", "sgd"), option(args, "--optimizer-options", "lr=0.1 momentum=0.9"));
+    initialise(seed);
+    session.start(); // from here on all workers hold rank 0's values
 
-      Shard shard = session.shard(train.labels.size(), seed);
-      for (int epoch = 1; epoch <= epochs; epoch++) {
-        shard.epoch(epoch);
-        long began = System.nanoTime();
-        double loss = 0;
-        boolean allDone = false;
-        while (!allDone) { // a worker that has no data left goes on with weight 0 until nobody has
-          long[] rows = shard.next(batch);
-          if (rows.length > 0) loss += backward(train, rows);
-          allDone = session.step(rows.length).allDone();
-        }
-        double seconds = (System.nanoTime() - began) * 1e-9;
-        System.out.printf(Locale.ROOT,
-            "{\"epoch\": %d, \"loss\": %.6f, \"accuracy\": %.4f, \"samples_per_second\": %.1f}%n", epoch,
-            loss / shard.size(), accuracy(test), shard.size() / seconds);
+    Shard shard = session.shard(train.labels.size(), seed);
+    for (int epoch = 1; epoch <= epochs; epoch++) {
+      shard.epoch(epoch);
+      long began = System.nanoTime();
+      double loss = 0;
+      boolean allDone = false;
+      while (!allDone) { // a worker that has no data left goes on with weight 0 until nobody has
+        long[] rows = shard.next(batch);
+        if (rows.length > 0) loss += backward(train, rows);
+        allDone = session.step(rows.length).allDone();
       }
+      double seconds = (System.nanoTime() - began) * 1e-9;
       System.out.printf(Locale.ROOT,
-          "{\"done\": true, \"rank\": %d, \"language\": \"java\", \"accuracy\": %.4f, \"digest\": \"%016x\"}%n",
-          session.rank(), accuracy(test), session.digest());
+          "{\"epoch\": %d, \"loss\": %.6f, \"accuracy\": %.4f, \"samples_per_second\": %.1f}%n", epoch,
+          loss / shard.size(), accuracy(test), shard.size() / seconds);
     }
+    System.out.printf(Locale.ROOT,
+        "{\"done\": true, \"rank\": %d, \"language\": \"java\", \"accuracy\": %.4f, \"digest\": \"%016x\"}%n",
+        session.rank(), accuracy(test), session.digest());
   }
 
   public static void main(String[] args) throws IOException, InterruptedException {
@@ -189,7 +185,10 @@ public final class Digits {
       }
     }
     try {
-      new Digits().train(args);
+      Data train = new Data(), test = new Data();
+      read(Path.of(option(args, "--data", "digits.csv")), train, test);
+      // DSGD_* variables, for example from `dsgd run`, say how to join. An exception aborts the job.
+      Dsgd.run(session -> new Digits().train(session, train, test, args));
     } catch (DsgdException error) {
       System.err.println("digits: " + error.getMessage());
       System.exit(1);

@@ -39,6 +39,7 @@ class Session(Collectives):
         self._optimizer_is_none = optimizer_is_none
         self._optimizer_chosen = False
         self._attached = False  # to a module, by dsgd.torch
+        self._started_by: Optional[str] = None  # a class of dsgd.torch
         self._rates_set = 0  # calls of set_learning_rate
 
     # ---- Membership ----
@@ -238,6 +239,8 @@ class Session(Collectives):
                 "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
             )
+        if self._started_by:
+            raise StateError(f"{self._started_by} has started this session; do not call start()")
         self._check_gradients()
         self._run(_raw.dsgd_start, None)
 

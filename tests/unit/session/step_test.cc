@@ -665,6 +665,22 @@ TEST(Disagreement, OnSettingsNamesTheParameterAndTheValues) {
   });
 }
 
+TEST(Disagreement, OfAStepAndACollectiveSaysWhatAWorkerWithoutDataDoes) {
+  run_job(2, {}, [&](dsgd_session* session, int rank) {
+    Trainer trainer{session, rank};
+    trainer.build({5}, "sgd", "lr=1", "allreduce");
+    Error error;
+    float loss = 0;
+    EXPECT_EQ(rank == 0 ? dsgd_step(session, 1, nullptr, error)
+                        : dsgd_allreduce(session, nullptr, &loss, &loss, sizeof loss, DSGD_FLOAT32, DSGD_SUM,
+                                         nullptr, nullptr, error),
+              DSGD_ERR_MISMATCH);
+    EXPECT_NE(error.message().find("in the same order; a worker without data goes on with weight 0"),
+              std::string::npos)
+        << error.message();
+  });
+}
+
 // Marks made before a step that all workers have refused alike apply to the next step.
 TEST(Disagreement, LeavesStopAndAbsentGradientsToTheNextStep) {
   run_job(2, {}, [&](dsgd_session* session, int rank) {

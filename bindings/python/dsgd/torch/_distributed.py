@@ -45,6 +45,7 @@ class DistributedDataParallel(torch.nn.Module):
         )
         session.set_optimizer("none")
         session.start()
+        session._started_by = "DistributedDataParallel"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self.module(*arguments, **named)

@@ -7,7 +7,7 @@ import java.util.List;
  * Data-parallel stochastic gradient descent for hosts on the JVM. The shortest trainer:
  *
  * <pre>{@code
- * try (Session session = Dsgd.init()) {                  // DSGD_* variables say how to join
+ * Dsgd.run(session -> {                                  // DSGD_* variables say how to join
  *   Parameter weight = session.addParameter("weight", DType.FLOAT32, 64, 10);
  *   Replica replica = session.addReplica("cpu");
  *   Memory memory = replica.alloc(weight);
@@ -19,7 +19,7 @@ import java.util.List;
  *     computeGradient(value, gradient, batch);
  *     session.step(batch.size());                        // the mean weighs this worker by its samples
  *   }
- * }
+ * });                                                    // an exception aborts the job
  * }</pre>
  */
 public final class Dsgd {
@@ -49,6 +49,35 @@ public final class Dsgd {
     Session joining = new Session(session[0]);
     joining.awaitJoined(operation[0]);
     return joining;
+  }
+
+  /** What {@link #run} runs. */
+  @FunctionalInterface
+  public interface Body<E extends Exception> {
+    void run(Session session) throws E;
+  }
+
+  /** {@link #run(Config, Body)} with what the environment and the defaults say. */
+  public static <E extends Exception> void run(Body<E> body) throws E, InterruptedException {
+    run(null, body);
+  }
+
+  /**
+   * Joins a job as {@link #init(Config)} does, runs {@code body}, and closes the session. If {@code
+   * body} throws, the job is aborted, so that all workers end with that reason.
+   *
+   * @param config null: environment and defaults
+   */
+  public static <E extends Exception> void run(Config config, Body<E> body)
+      throws E, InterruptedException {
+    try (Session session = init(config)) {
+      try {
+        body.run(session);
+      } catch (Throwable failure) {
+        session.abort("the worker failed: " + failure);
+        throw failure;
+      }
+    }
   }
 
   /** Version of the native library: major * 10000 + minor * 100 + patch. */

@@ -3,9 +3,11 @@ package io.dsgd;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.DoubleBuffer;
@@ -18,6 +20,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -36,6 +39,34 @@ class JobTest {
           session.barrier();
         });
     assertEquals(Set.of(0, 1, 2), ranks);
+  }
+
+  @Test
+  void anExceptionThatLeavesRunAbortsTheJob() throws Exception {
+    try (Head head = Job.head(2);
+        Config one = Job.worker(head, 2, "rank", "0");
+        Config other = Job.worker(head, 2, "rank", "1")) {
+      FutureTask<DsgdException> waiting =
+          new FutureTask<>(
+              () ->
+                  assertThrows(DsgdException.class, () -> Dsgd.run(one, session -> session.barrier())));
+      new Thread(waiting).start();
+      IOException failure = new IOException("no data");
+      assertSame(
+          failure,
+          assertThrows(
+              IOException.class,
+              () ->
+                  Dsgd.run(
+                      other,
+                      session -> {
+                        throw failure;
+                      })));
+      DsgdException heard = waiting.get(60, TimeUnit.SECONDS);
+      assertEquals(Status.ABORTED, heard.status());
+      assertEquals(1, heard.rank());
+      assertTrue(heard.getMessage().contains("the worker failed: " + failure), heard.getMessage());
+    }
   }
 
   @Test
