@@ -64,8 +64,7 @@ struct Session::Impl {
     start([this, operation, end, begun = loop().now()](const Status& status) {
       count(*operation, status, begun);
       // The supervisor then knows why this worker fails, should the host give up.
-      if (status.code() == Code::kWorkerLost || status.code() == Code::kTimeout)
-        log->report({WorkerReport::Kind::kFailed, status.rank()});
+      if (status.rank() >= 0) log->report({WorkerReport::Kind::kFailed, status.rank()});
       end(status);
     });
   }
