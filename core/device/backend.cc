@@ -55,6 +55,13 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   Status check(const void* data, size_t nbytes) const override {
     return call([&](Message* message) { return backend.check_pointer(handle, data, nbytes, message); });
   }
+  void release_after_work(std::function<void()> release) override {
+    if (calls_.late()) {
+      calls_.run({}, std::move(release));
+    } else {
+      release();
+    }
+  }
   Result<std::unique_ptr<WorkQueue>> new_queue() override;
   Result<std::unique_ptr<DeviceEvent>> new_event() override;
   Status record_stream(DeviceEvent& event, void* stream) override;

@@ -124,6 +124,10 @@ class Device {
   // An error that says so if the buffer is not this device's memory.
   virtual Status check(const void* data, size_t nbytes) const = 0;
 
+  // Calls `release`, for memory that is not of allocate(), when memory that was freed before has been freed:
+  // at once, or from a thread if the device hangs.
+  virtual void release_after_work(std::function<void()> release) = 0;
+
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
   virtual Result<std::unique_ptr<DeviceEvent>> new_event() = 0;
   // A stream of the host's; on the host there are none, and NULL is right.

@@ -75,6 +75,7 @@ void Waiter::try_attempts() {
       });
       break;
     }
+    if (status.code() == Code::kState) status = Status(Code::kTimeout, status.message());
     const auto then = std::move(attempts_.front().then);
     attempts_.pop_front();
     then(status);

@@ -87,10 +87,10 @@ Session::~Session() {
     return;
   }
   if (impl_->opened) close(std::chrono::milliseconds(0));
-  for (auto& bindings : impl_->model.bindings) {
-    for (Binding& binding : bindings) {
-      if (binding.release) binding.release();
-    }
+  impl_->retired.release_all();
+  for (const auto& replica : impl_->model.replicas) {
+    for (Binding& binding : impl_->model.bindings[replica->index])
+      if (binding.release) replica->device->release_after_work(std::move(binding.release));
   }
 }
 

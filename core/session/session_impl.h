@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/metrics/counters.h"
+#include "core/session/retired_buffers.h"
 #include "core/session/session.h"
 #include "core/session/worker.h"
 
@@ -181,8 +182,8 @@ struct Session::Impl {
   Status unchanging(const char* what) const;
   // step_mutex is held in these.
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
-  // Tells the step in flight that these buckets are complete. Takes the marks back by `undo` if memory runs
-  // out.
+  // Tells the step in flight that these buckets are complete. Takes the marks back by `undo` if the host is
+  // capturing a graph, or if memory runs out.
   Status tell_ready(std::vector<uint32_t> buckets, const std::function<void()>& undo);
   Status record_streams(const std::vector<uint32_t>& buckets);
   Status no_step() const;  // why no gradient can be marked while no step is in flight
@@ -238,6 +239,7 @@ struct Session::Impl {
   std::atomic<bool> stop{false};
 
   std::mutex model_mutex;      // registering and binding
+  RetiredBuffers retired;      // added to under model_mutex
   metrics::Counter allocated;  // bytes of dsgd_alloc; changed under model_mutex
   std::mutex step_mutex;       // the step in flight, and the order of its messages to the loop
   std::shared_ptr<Operation> step_operation;

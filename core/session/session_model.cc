@@ -245,6 +245,11 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Binding& binding = impl_->model.bindings[replica->index][parameter->index];
+  if (binding.release && !replica->device->is_host()) {
+    impl_->retired.add(replica->device, binding.release);
+    binding.release = nullptr;
+    impl_->loop().post([impl = impl_.get()] { impl->retired.release_passed(impl->engine()); });
+  }
   auto released = std::move(binding.release);
   binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true,
                     std::move(release), std::move(binding.memory)};

@@ -100,7 +100,10 @@ Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> p
 }
 
 Status Session::Impl::tell_ready(std::vector<uint32_t> buckets, const std::function<void()>& undo) {
-  if (Status status = record_streams(buckets); !status.ok()) return status;
+  if (Status status = record_streams(buckets); !status.ok()) {
+    if (status.code() == Code::kState) undo();
+    return status;
+  }
   try {
     loop().post([this, buckets = std::move(buckets)] { engine().buckets_ready(buckets); });
   } catch (const std::bad_alloc&) {
@@ -114,7 +117,8 @@ Status Session::Impl::record_streams(const std::vector<uint32_t>& buckets) {
   for (uint32_t bucket : buckets) {
     Status status = marks().record_streams(bucket);
     if (status.ok()) continue;
-    loop().post([this, status] { engine().stream_failed(status); });
+    // Code::kState: the host captures a graph, and can make the call again afterwards.
+    if (status.code() != Code::kState) loop().post([this, status] { engine().stream_failed(status); });
     return status;
   }
   return {};

@@ -8,12 +8,15 @@ namespace dsgd {
 Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   auto queue = device->new_queue();
   if (!queue.ok()) return queue.status();
-  auto enqueued = device->new_event(), reached = device->new_event();
-  if (!enqueued.ok()) return enqueued.status();
-  if (!reached.ok()) return reached.status();
-  return DeviceContext{
-      std::move(device),          {}, std::move(queue).value(), {}, {}, std::move(enqueued).value(),
-      std::move(reached).value(), {}};
+  DeviceContext context;
+  context.queue = std::move(queue).value();
+  for (auto* event : {&context.enqueued, &context.reached, &context.passed}) {
+    auto made = device->new_event();
+    if (!made.ok()) return made.status();
+    *event = std::move(made).value();
+  }
+  context.device = std::move(device);
+  return context;
 }
 
 Result<std::vector<DeviceContext>> make_contexts(const Model& model) {

@@ -20,6 +20,7 @@ struct DeviceContext {
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
   std::unique_ptr<device::DeviceEvent> reached;   // in the queue
+  std::unique_ptr<device::DeviceEvent> passed;    // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;
   bool is_host() const { return device->is_host(); }

@@ -115,6 +115,10 @@ class Step {
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
     devices_.when_reached(deadline, std::move(then));
   }
+  // The same of all work of dsgd's on the devices, without a deadline. Also during a step.
+  void when_devices_passed(std::function<void(const Status&)> then) {
+    devices_.when_devices_passed(std::move(then));
+  }
 
  private:
   // Callbacks of what a step waits for. They are ignored when the step has ended. An error fails the step;

@@ -555,7 +555,8 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
  * dsgd_start reads the values of rank 0's first replica and writes all others. A step reads the gradient and
  * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
  * Ownership: the buffers stay the host's, and stay valid until others are bound or the session is closed:
- * dsgd_close reads the values.
+ * dsgd_close reads the values. On a GPU the work of the last step may still be under way when others are
+ * bound: free the old ones in the order of the default stream, or of one given to dsgd_stream_wait.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE
  * (during a step). */
@@ -591,8 +592,8 @@ struct DLManagedTensorVersioned;
 
 /* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
  * shape and contiguity are checked. The value tensor must not be read-only.
- * Ownership: on success dsgd owns both tensors, and calls their deleters when they are no longer bound. On
- * failure they stay the caller's.
+ * Ownership: on success dsgd owns both tensors, and calls their deleters when they are no longer bound; on a
+ * GPU once it has done all that uses them, from a thread of dsgd's. On failure they stay the caller's.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (another major version of DLPack), and those of dsgd_bind. */
 DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,

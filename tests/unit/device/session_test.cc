@@ -457,6 +457,60 @@ TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
   ok(trainer.session->close(10s));
 }
 
+// Buffers of the host's for the trainer's second parameter, which say when they are released.
+class OwnBuffers {
+ public:
+  explicit OwnBuffers(const Trainer& trainer) : parameter_(trainer.tensors[1].parameter) {
+    for (auto* buffer : {&value_, &gradient_})
+      *buffer = trainer.replicas[0]->device->allocate(parameter_->nbytes()).value();
+  }
+  void bind(const Trainer& trainer) {
+    const size_t nbytes = parameter_->nbytes();
+    ok(trainer.session->bind(trainer.replicas[0], parameter_, value_.get(), nbytes, gradient_.get(), nbytes,
+                             [released = released_] { released->set_value(); }));
+  }
+  bool released(std::chrono::seconds within = 0s) {
+    return future_.wait_for(within) == std::future_status::ready;
+  }
+
+ private:
+  Parameter* const parameter_;
+  std::shared_ptr<void> value_, gradient_;
+  const std::shared_ptr<std::promise<void>> released_ = std::make_shared<std::promise<void>>();
+  const std::future<void> future_ = released_->get_future();
+};
+
+// A step whose gradients come from the stream, which ends before the device has done its work.
+void step_behind(Trainer& trainer, cudaStream_t stream) {
+  auto operation = trainer.session->step_begin(1);
+  ASSERT_TRUE(operation.ok()) << operation.status().message();
+  for (const Tensor& tensor : trainer.tensors)
+    ok(trainer.session->gradient_ready(trainer.replicas[0], tensor.parameter, stream));
+  ok(trainer.session->wait(*operation.value(), -1ms));
+}
+
+TEST_F(GpuSession, UnboundBuffersAreReleasedOnceTheDeviceHasPassedTheirLastUse) {
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  OwnBuffers first(trainer), second(trainer), third(trainer);
+  first.bind(trainer);
+  ok(trainer.session->start());
+  {
+    HeldStream stream;
+    step_behind(trainer, stream);
+    second.bind(trainer);
+    step_behind(trainer, stream);
+    third.bind(trainer);
+    EXPECT_FALSE(first.released() || second.released());
+    ASSERT_TRUE(stream.held());
+    stream.let_go();
+    EXPECT_TRUE(first.released(30s) && second.released(30s));
+  }
+  ok(trainer.session->close(10s));
+  EXPECT_FALSE(third.released());
+  trainer.session.reset();
+  EXPECT_TRUE(third.released());
+}
+
 TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
   constexpr size_t kMost = 5000;  // elements of a tensor
   void* pinned = nullptr;
@@ -895,6 +949,53 @@ TEST_F(GpuSession, AStepWaitsForTheCaptureOfABlockingStreamAndEndsBehindItsUpdat
   ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
+TEST_F(GpuSession, AGradientThatCannotBeMarkedDuringACaptureIsMarkedAfterIt) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  trainer.fill(0, true, [](size_t) { return 1.0f; });
+  auto operation = trainer.session->step_begin(1);
+  ASSERT_TRUE(operation.ok());
+  const auto mark = [&](size_t tensor) {
+    return trainer.session->gradient_ready(trainer.replicas[0], trainer.tensors[tensor].parameter, nullptr);
+  };
+  for (size_t t = 0; t + 1 < trainer.tensors.size(); ++t) ok(mark(t));
+  const size_t last = trainer.tensors.size() - 1;
+  {
+    const fake_cuda::Capture capture(blocking);
+    for (int times = 0; times < 2; ++times) {
+      const Status refused = mark(last);
+      EXPECT_EQ(refused.code(), Code::kState);
+      EXPECT_THAT(refused.message(), AllOf(HasSubstr("was marked cannot be used now"),
+                                           HasSubstr("call again after the capture")));
+    }
+    EXPECT_EQ(trainer.session->step_flush().code(), Code::kState);
+    EXPECT_FALSE(capture.spoiled());
+  }
+  ok(mark(last));
+  ok(trainer.session->wait(*operation.value(), -1ms));
+  EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
+  ok(trainer.session->close(10s));
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+TEST_F(GpuSession, ACaptureThatDoesNotEndIsATimeout) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  Trainer trainer(open({{"step_timeout", "200ms"}}), {"cuda:0"}, "sgd", "lr=1");
+  ok(trainer.session->start());
+  {
+    const fake_cuda::Capture capture(blocking);
+    const Status late = trainer.session->step(1, nullptr);
+    EXPECT_EQ(late.code(), Code::kTimeout);
+    EXPECT_THAT(late.message(), HasSubstr("a blocking stream of the device is being captured"));
+    EXPECT_FALSE(capture.spoiled());
+  }
+  (void)trainer.session->close(10s);
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
 // All calls of the device return the error of a kernel, the host's perhaps.
 TEST_F(GpuSession, ADeviceThatIsBrokenEndsTheSessionAndNothingHangs) {
   Trainer trainer(open({{"lease", "500ms"}}), {"cuda:0", "cpu"}, "sgd", "lr=1");
@@ -1012,6 +1113,23 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
   }
   // It goes on, and what was left is released.
   ASSERT_TRUE(fake_cuda::wait_for(before));
+}
+
+TEST_F(GpuSession, BuffersOfADeviceThatHangsAreReleasedWhenItGoesOn) {
+  const HostStream stream;
+  auto trainer = std::make_unique<Trainer>(open({{"lease", "500ms"}}), std::vector<std::string>{"cuda:0"});
+  OwnBuffers first(*trainer), second(*trainer);
+  first.bind(*trainer);
+  ok(trainer->session->start());
+  {
+    const fake_cuda::Pause pause;
+    step_behind(*trainer, stream);
+    second.bind(*trainer);
+    ok(trainer->session->close(0ms));
+    trainer.reset();
+    EXPECT_FALSE(first.released() || second.released());
+  }
+  EXPECT_TRUE(first.released(30s) && second.released(30s));
 }
 
 TEST_F(GpuSession, ClosingGoesOnWithoutComparisonWhenTheDeviceHangs) {
