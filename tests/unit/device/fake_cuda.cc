@@ -49,7 +49,8 @@ struct World {
   std::shared_ptr<CUstream_st> captured;
   bool spoiled = false;
   bool immediate = false, pageable = false, one_bus = false;
-  int allocations_wait = 0;
+  // Allocations wait for all that their device does, as CUDA may let them.
+  const bool allocations_wait = std::getenv("DSGD_FAKE_ALLOCATIONS_WAIT") != nullptr;
   std::map<int, std::chrono::microseconds> delays;
   std::map<uintptr_t, Range> memory;
   // One thread may wait for a stream that another destroys.
@@ -354,12 +355,7 @@ void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
 cudaError_t allocate(size_t nbytes, Range::Kind kind, void** data) {
   if (nbytes > kMemory) return last = cudaErrorMemoryAllocation;
   World& w = world();
-  bool waits;
-  {
-    std::lock_guard lock(w.mutex);
-    waits = w.allocations_wait > 0;
-  }
-  if (waits) drain_device(current());
+  if (w.allocations_wait) drain_device(current());
   void* memory = ::operator new(nbytes, std::align_val_t{256});
   std::memset(memory, 0xcd, nbytes);
   std::lock_guard lock(w.mutex);
@@ -431,8 +427,6 @@ Pause::Pause() { change(world().paused, 1); }
 Pause::~Pause() { change(world().paused, -1); }
 HoldCopies::HoldCopies(Direction direction) : direction_(direction) { change(world().held[direction_], 1); }
 HoldCopies::~HoldCopies() { change(world().held[direction_], -1); }
-AllocationsWait::AllocationsWait() { change(world().allocations_wait, 1); }
-AllocationsWait::~AllocationsWait() { change(world().allocations_wait, -1); }
 Capture::Capture(cudaStream_t stream) {
   World& w = world();
   const Stream captured = stream_of(stream);

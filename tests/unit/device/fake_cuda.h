@@ -23,13 +23,6 @@ void allow_pageable();
 // From now on all devices have one PCI address, as slices of one GPU (MIG) have, or again one each.
 void share_bus(bool share);
 int bus_of(int device);
-// While one of these is alive, allocations wait for all that their device does, as CUDA may let them.
-class AllocationsWait {
- public:
-  AllocationsWait();
-  ~AllocationsWait();
-  AllocationsWait(const AllocationsWait&) = delete;
-};
 // From now on each call on this device returns the error, and its work is lost, as after a kernel that wrote
 // where it may not; until it is repaired.
 void break_device(int device, cudaError_t error);

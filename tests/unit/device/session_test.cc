@@ -361,16 +361,16 @@ class HostStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Work in this stream waits until the test releases it. dsgd's own work must neither wait for that nor
-// overtake it. The stream waits for a number in memory: a host function that waits would hold up all others.
+// Work in this stream waits from hold() until the test releases it. dsgd's own work must neither wait for
+// that nor overtake it. The stream waits for a number in memory: a host function that waits would hold up all
+// others. Make all objects before the first one holds, since CUDA may let an allocation wait for a stream.
 class HeldStream {
  public:
   HeldStream() {
-    void* memory = nullptr;  // before the stream waits, since CUDA may let an allocation wait for that
+    void* memory = nullptr;
     must(cudaHostAlloc(&memory, kFloats * sizeof(float) + sizeof(uint32_t), cudaHostAllocPortable));
     pinned_ = static_cast<float*>(memory);
     released_ = new (pinned_ + kFloats) std::atomic<uint32_t>(0);
-    wait_until_released();
   }
   ~HeldStream() {
     let_go();
@@ -379,6 +379,15 @@ class HeldStream {
   }
   HeldStream(const HeldStream&) = delete;
   operator cudaStream_t() const { return stream_; }
+  void hold() {
+    void* wait = nullptr;
+    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+    must(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &wait, 12000, cudaEnableDefault, &how));
+    ASSERT_EQ(how, cudaDriverEntryPointSuccess);
+    ASSERT_EQ(reinterpret_cast<decltype(&cuStreamWaitValue32)>(wait)(
+                  stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
+              CUDA_SUCCESS);
+  }
   void let_go() { released_->store(1); }
   bool held() const { return released_->load() == 0; }
   void fill(void* there, size_t count, float value) {
@@ -395,15 +404,6 @@ class HeldStream {
 
  private:
   static void must(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
-  void wait_until_released() {
-    void* wait = nullptr;
-    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
-    must(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &wait, 12000, cudaEnableDefault, &how));
-    ASSERT_EQ(how, cudaDriverEntryPointSuccess);
-    ASSERT_EQ(reinterpret_cast<decltype(&cuStreamWaitValue32)>(wait)(
-                  stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
-              CUDA_SUCCESS);
-  }
   float* floats(size_t count) {
     EXPECT_LE(used_ + count, kFloats);
     return pinned_ + std::exchange(used_, used_ + count);
@@ -422,9 +422,8 @@ TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
   {
     // Two streams, of which one holds the first and last gradient of a bucket.
     HeldStream first, second;
-#ifndef DSGD_TEST_PLUGIN
-    const fake_cuda::AllocationsWait wait;  // so that a step that allocated would not end
-#endif
+    first.hold();
+    second.hold();
     std::vector<float*> seen;
     for (int step = 1; step <= 3; ++step) {
       auto operation = trainer.session->step_begin(1);
@@ -496,6 +495,7 @@ TEST_F(GpuSession, UnboundBuffersAreReleasedOnceTheDeviceHasPassedTheirLastUse) 
   ok(trainer.session->start());
   {
     HeldStream stream;
+    stream.hold();
     step_behind(trainer, stream);
     second.bind(trainer);
     step_behind(trainer, stream);
