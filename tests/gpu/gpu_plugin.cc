@@ -1,5 +1,6 @@
 // Real GPUs, through the plug-in as it is installed.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,25 @@
 #include "tests/unit/device/gpu.h"
 
 namespace dsgd::device {
+namespace {
+
+// Ends the process if one test takes longer than DSGD_TEST_SECONDS (60; 0: no limit): a stream that waits for
+// ever holds up whatever synchronizes with the GPU.
+class Watchdog final : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override { alarm(seconds()); }
+  void OnTestEnd(const testing::TestInfo&) override { alarm(0); }
+  static unsigned seconds() {
+    const char* given = std::getenv("DSGD_TEST_SECONDS");
+    return given ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : 60;
+  }
+};
+[[maybe_unused]] const auto* const watchdog = [] {
+  auto* const made = new Watchdog;
+  testing::UnitTest::GetInstance()->listeners().Append(made);
+  return made;
+}();
+
+}  // namespace
 
 const Backend& cuda_backend() {
   static const Backend* const backend = [] {
