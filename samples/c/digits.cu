@@ -3,7 +3,7 @@
 //
 // Copy this file to begin a trainer of your own. The code for dsgd is in main() and in step(); the network
 // (64 inputs, 128 hidden units with ReLU, 10 classes, softmax cross-entropy) is above them. Compile it with
-// CUDA 13 against an installed dsgd:
+// CUDA 12.1 or later against an installed dsgd:
 //
 //   nvcc -O2 digits.cu $(pkg-config --cflags --libs dsgd) -o digits
 //

@@ -528,9 +528,9 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter);
  * numbers the process's GPUs; or NULL for the next entry of the configuration's `devices`, which
  * dsgd_session_info counts. `replica` may be NULL.
  *
- * The first GPU loads libdsgd_cuda.so, which is installed beside libdsgd.so and needs the NVIDIA driver 580
- * or later. A device may have several replicas, and a job replicas on devices of all kinds. Workers may have
- * different numbers of replicas, each at most 1024.
+ * The first GPU loads libdsgd_cuda.so, which is installed beside libdsgd.so. It needs the NVIDIA driver 580
+ * or later if CUDA 13 built it, 535 or later if CUDA 12 did. A device may have several replicas, and a job
+ * replicas on devices of all kinds. Workers may have different numbers of replicas, each at most 1024.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old),
  * DSGD_ERR_INVALID_ARGUMENT (no such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */

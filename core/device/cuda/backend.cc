@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "core/device/cuda/communicator.h"
+#include "core/device/cuda/driver_function.h"
 #include "core/device/cuda/handles.h"
 #include "core/device/cuda/launch.h"
 #include "core/device/cuda/nccl.h"
@@ -34,8 +35,10 @@ int32_t fail(Message* message, Code code, const char* format, ...) {
 
 namespace {
 
-// CUDA 13, that is driver 580: what the runtime that is linked here asks for.
-constexpr int kOldestDriver = 13000;
+// What the runtime that is linked here asks for. Of CUDA 12 the drivers from 12.2 on: older ones do not take
+// kernel parameters of 32 KiB, or do not say so.
+constexpr int kOldestDriver = CUDART_VERSION >= 13000 ? 13000 : 12020;
+constexpr const char* kOldestDriverName = CUDART_VERSION >= 13000 ? "580" : "535";
 
 int32_t failed(Message* message, const Handle* device, const char* call, cudaError_t error) {
   const Code code = error == cudaErrorMemoryAllocation ? Code::kNoMemory : Code::kInternal;
@@ -60,9 +63,10 @@ int32_t failed(Message* message, const Handle* device, const char* call, cudaErr
   } while (false)
 
 int32_t device_count(int32_t* count, Message* message) {
-  int found = 0;
+  int found = 0, driver = 0;
   const cudaError_t error = cudaGetDeviceCount(&found);
-  if (error == cudaSuccess) {
+  (void)cudaDriverGetVersion(&driver);
+  if (error == cudaSuccess && driver >= kOldestDriver) {
     *count = found;
     return 0;
   }
@@ -71,14 +75,12 @@ int32_t device_count(int32_t* count, Message* message) {
     *count = 0;
     return 0;
   }
-  int driver = 0;
-  (void)cudaDriverGetVersion(&driver);
   if (driver < kOldestDriver) {
     return fail(message, Code::kUnsupported,
-                "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver 580 or later (%s)",
+                "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver %s or later (%s)",
                 driver == 0 ? "there is no NVIDIA driver on this machine, or this process may not use it;"
                             : "the NVIDIA driver is too old;",
-                kOldestDriver / 1000, kOldestDriver % 1000 / 10, cudaGetErrorName(error));
+                kOldestDriver / 1000, kOldestDriver % 1000 / 10, kOldestDriverName, cudaGetErrorName(error));
   }
   return fail(message, Code::kUnsupported, "no CUDA device can be used: %s (%s)", cudaGetErrorString(error),
               cudaGetErrorName(error));
@@ -111,15 +113,11 @@ struct FoundDriver {
 };
 
 FoundDriver look_for_driver() {
-  constexpr unsigned int kSince = 12000;
   FoundDriver found;
   const auto look = [&found](const char* name, auto* function) {
     void* address = nullptr;
-    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
-    if (found.error == cudaSuccess)
-      found.error = cudaGetDriverEntryPointByVersion(name, &address, kSince, cudaEnableDefault, &how);
-    if (found.error == cudaSuccess && (how != cudaDriverEntryPointSuccess || !address))
-      found.error = cudaErrorSymbolNotFound;
+    if (found.error == cudaSuccess) found.error = find_driver_function(name, &address);
+    if (found.error == cudaSuccess && !address) found.error = cudaErrorSymbolNotFound;
     *function = reinterpret_cast<std::remove_reference_t<decltype(*function)>>(address);
   };
   look("cuDevicePrimaryCtxRetain", &found.driver.retain);
@@ -153,7 +151,7 @@ int32_t open(int32_t index, Handle** device, Message* message) {
   }
   const FoundDriver& found = found_driver();
   if (found.error != cudaSuccess)
-    return failed(message, handle.get(), "cudaGetDriverEntryPointByVersion", found.error);
+    return failed(message, handle.get(), "cudaGetDriverEntryPoint", found.error);
   // Never released: the runtime keeps what it makes in the context for the process's life, too.
   if (const CUresult retained = found.driver.retain(&handle->context, index); retained != CUDA_SUCCESS) {
     return fail(message, retained == CUDA_ERROR_OUT_OF_MEMORY ? Code::kNoMemory : Code::kInternal,

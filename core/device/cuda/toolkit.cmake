@@ -1,4 +1,4 @@
-# Finds a CUDA 13 toolkit for the plug-in: DSGD_CUDA_TOOLKIT if it is given, NVIDIA's packages from PyPI in BUILD/venv (.ci/prepare
+# Finds a toolkit of CUDA 12.1 or later for the plug-in: DSGD_CUDA_TOOLKIT if it is given, NVIDIA's packages from PyPI in BUILD/venv (.ci/prepare
 # BUILD cuda puts them there), CUDACXX, or an nvcc on the PATH or in /usr/local/cuda. Sets DSGD_CUDA_FOUND and DSGD_CUDA_INCLUDE; DSGD_NVCC_USED where
 # .cu files are compiled.
 set(DSGD_CUDA AUTO CACHE STRING "Build libdsgd_cuda.so, for replicas on NVIDIA GPUs: ON, OFF, or AUTO (if there is a toolkit)")
@@ -32,21 +32,22 @@ if(DSGD_CUDA)
   if(nvcc)
     execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE version ERROR_QUIET)
     string(REGEX MATCH "release ([0-9]+)\\.([0-9]+)" version "${version}")
-    if(CMAKE_MATCH_1 STREQUAL "13")
+    if(NOT CMAKE_MATCH_1)
+      set(reason "${nvcc} --version does not tell which CUDA it is of")
+    elseif("${CMAKE_MATCH_1}.${CMAKE_MATCH_2}" VERSION_LESS 12.1)
+      set(reason "${nvcc} is of CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}; CUDA 12.1 or later is needed")
+    else()
       set(DSGD_CUDA_FOUND ON)
       get_filename_component(folder ${nvcc} REALPATH)
       get_filename_component(folder ${folder} DIRECTORY)
       get_filename_component(folder ${folder} DIRECTORY)
       set(DSGD_CUDA_INCLUDE ${folder}/include)
       set(CMAKE_CUDA_COMPILER ${nvcc})
-      message(STATUS "CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}: ${nvcc}")
-    elseif(CMAKE_MATCH_1)
-      set(reason "${nvcc} is of CUDA ${CMAKE_MATCH_1}.${CMAKE_MATCH_2}; CUDA 13 is needed")
-    else()
-      set(reason "${nvcc} --version does not tell which CUDA it is of")
+      set(cuda ${CMAKE_MATCH_1}.${CMAKE_MATCH_2})
+      message(STATUS "CUDA ${cuda}: ${nvcc}")
     endif()
   else()
-    set(reason "there is no nvcc: install a CUDA 13 toolkit, or run `.ci/prepare ${CMAKE_BINARY_DIR} cuda`")
+    set(reason "there is no nvcc: install a CUDA toolkit, 12.1 or later, or run `.ci/prepare ${CMAKE_BINARY_DIR} cuda`")
   endif()
   if(NOT DSGD_CUDA_FOUND)
     if(DSGD_CUDA STREQUAL "ON")
@@ -66,7 +67,10 @@ set(DSGD_NVCC_USED OFF)
 if(DSGD_CUDA_FOUND AND NOT DSGD_SANITIZE)
   set(DSGD_NVCC_USED ON)
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # 90: its code, and PTX for what comes later
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # 90: its code, and PTX for all later ones
+    if(cuda VERSION_GREATER_EQUAL 12.8)       # the first that knows Blackwell
+      list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
+    endif()
   endif()
   set(CMAKE_CUDA_STANDARD 17)               # what CMake 3.25 knows of nvcc 13
   enable_language(CUDA)

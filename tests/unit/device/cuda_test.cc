@@ -58,6 +58,10 @@ class Cuda : public testing::Test {
 };
 
 TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
+  constexpr const char* kTooOld =
+      CUDART_VERSION >= 13000
+          ? "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"
+          : "the NVIDIA driver is too old; CUDA 12.2 needs the NVIDIA driver 535 or later";
   struct Case {
     int count;
     cudaError_t error;
@@ -69,8 +73,8 @@ TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
   for (const Case& c :
        {Case{0, cudaErrorInsufficientDriver, 0, 0, Code::kUnsupported,
              "there is no NVIDIA driver on this machine"},
-        Case{0, cudaErrorInsufficientDriver, 12040, 0, Code::kUnsupported,
-             "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"},
+        Case{0, cudaErrorInsufficientDriver, 12010, 0, Code::kUnsupported, kTooOld},
+        Case{1, cudaSuccess, 12010, 0, Code::kUnsupported, kTooOld},  // as the runtime of CUDA 12 has it
         Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
         Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument,
              "there is no device 'cuda:0': this machine has none"},

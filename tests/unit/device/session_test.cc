@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/base/mix.h"
+#include "core/device/cuda/driver_function.h"
 #include "tests/unit/device/trainer.h"
 #ifndef DSGD_TEST_PLUGIN
 #include "tests/unit/device/fake_cuda.h"
@@ -381,9 +382,8 @@ class HeldStream {
   operator cudaStream_t() const { return stream_; }
   void hold() {
     void* wait = nullptr;
-    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
-    must(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &wait, 12000, cudaEnableDefault, &how));
-    ASSERT_EQ(how, cudaDriverEntryPointSuccess);
+    must(device::cuda::find_driver_function("cuStreamWaitValue32", &wait));
+    ASSERT_NE(wait, nullptr);
     ASSERT_EQ(reinterpret_cast<decltype(&cuStreamWaitValue32)>(wait)(
                   stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
               CUDA_SUCCESS);
