@@ -297,7 +297,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   // First wait for operations in flight, until the deadline, which another close() may bring forward. Then
   // wait for messages of ended operations to peers that are still being dialled, for a second whatever the
   // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
-  // for one lease together.
+  // for one lease together. After a failure of the session it is the head that tells those peers.
   auto idle = std::make_shared<std::atomic<bool>>(false);
   // When the last operation ended.
   auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);
@@ -307,8 +307,8 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
     const transport::Time now = loop().now();
     if (engine().idle()) *since = std::min(since->load(), now);
     const transport::Time ended = since->load();
-    const bool idle_and_sent =
-        ended != transport::kNever && (engine().sent() || now - ended >= worker->lease());
+    const bool idle_and_sent = ended != transport::kNever &&
+                               (engine().sent() || !engine().broken().ok() || now - ended >= worker->lease());
     const transport::Time until =
         ended == transport::kNever ? close_until.load() : std::max(close_until.load(), ended + kLeaving);
     if (idle_and_sent || now >= until) {

@@ -78,6 +78,20 @@ struct Case {
   bool slow_head;                   // the head's news are late
 };
 
+Config configuration(int32_t worker) {
+  Config config;
+  for (const auto& [key, value] :
+       std::map<std::string, std::string>{{"head", "node0:7700"},
+                                          {"token", "secret"},
+                                          {"num_workers", std::to_string(kWorkers)},
+                                          {"rank", std::to_string(worker)},
+                                          {"step_timeout", "20s"},
+                                          {"lease", "5s"}}) {
+    EXPECT_TRUE(config.set(key, value).ok());
+  }
+  return config;
+}
+
 std::vector<Status> run(const Case& c, uint64_t seed) {
   transport::SimWorld world(seed, {});
   std::vector<transport::ProcessId> processes;
@@ -87,18 +101,9 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
     processes.push_back(world.start_process("node" + std::to_string(worker)));
   for (int32_t worker = 0; worker < kWorkers; ++worker) {
     world.start_program(processes[static_cast<size_t>(worker)], [&, worker] {
-      Config config;
-      for (const auto& [key, value] :
-           std::map<std::string, std::string>{{"head", "node0:7700"},
-                                              {"token", "secret"},
-                                              {"num_workers", std::to_string(kWorkers)},
-                                              {"rank", std::to_string(worker)},
-                                              {"step_timeout", "20s"},
-                                              {"lease", "5s"}}) {
-        EXPECT_TRUE(config.set(key, value).ok());
-      }
-      auto opened = Session::open(config, world.environment(processes[static_cast<size_t>(worker)]),
-                                  std::make_shared<Log>());
+      auto opened =
+          Session::open(configuration(worker), world.environment(processes[static_cast<size_t>(worker)]),
+                        std::make_shared<Log>());
       EXPECT_TRUE(opened.ok()) << opened.status().message();
       Session& session = *opened.value();
       std::vector<float> memory(2 * kLarge);
@@ -165,6 +170,41 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
     }
   }
   EXPECT_EQ(failures, 0);
+}
+
+// A worker aborts the job soon after it has joined, when workers are still dialling each other.
+TEST(Leave, AfterAnAbortTakesHalfASecondAtMost) {
+  for (const std::chrono::milliseconds after : {0ms, 1ms, 2ms, 5ms}) {
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+      SCOPED_TRACE(std::to_string(after.count()) + " ms, seed " + std::to_string(seed));
+      transport::SimWorld world(seed, {});
+      int32_t over = 0;
+      for (int32_t worker = 0; worker < kWorkers; ++worker) {
+        const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
+        world.start_program(process, [&, worker, process] {
+          auto opened =
+              Session::open(configuration(worker), world.environment(process), std::make_shared<Log>());
+          ASSERT_TRUE(opened.ok()) << opened.status().message();
+          Session& session = *opened.value();
+          if (worker == 1) {
+            if (after > 0ms) (void)session.object_get("nothing", Mode::kWait, {.timeout = after});
+            EXPECT_TRUE(session.abort("no data").ok());
+          } else {
+            EXPECT_EQ(ended(session, session.barrier(Mode::kWait)).code(), Code::kAborted);
+          }
+          const transport::Time begun = world.now();
+          (void)session.close(-1ms);
+          // The worker with the head stays until the others know.
+          if (worker != 0) {
+            EXPECT_LE(world.now() - begun, 600ms) << "rank " << worker;
+          }
+          opened.value().reset();
+          ++over;
+        });
+      }
+      EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
+    }
+  }
 }
 
 }  // namespace
