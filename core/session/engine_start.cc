@@ -41,6 +41,7 @@ std::string Engine::signature(const std::string& strategy) const {
             shape_text(parameter.shape) + (parameter.trained ? " trained " : " untrained ") +
             model_.settings[p].describe() + '\n';
   }
+  text += "no further parameter\n";
   text += "optimizer " + model_.optimizer->describe() + '\n';
   text += "strategy " + strategy + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';

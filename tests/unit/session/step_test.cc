@@ -1206,7 +1206,8 @@ INSTANTIATE_TEST_SUITE_P(
                    [](auto s, auto r, bool odd) {
                      if (!odd) add(s, r, "a", DSGD_FLOAT32, {3});
                    },
-                   "parameter a"},
+                   "rank 0 has 'parameter a float32 [3] trained rate=1 frozen=0', rank 1 has 'no further "
+                   "parameter'"},
         Difference{"optimizer",
                    [](auto s, auto, bool odd) {
                      DSGD_OK_OR_FAIL(dsgd_optimizer_set(s, odd ? "adam" : "sgd", nullptr, error_));
