@@ -88,8 +88,13 @@ void WorkerReports::forget(int rank) {
 }
 
 int WorkerReports::cause(int rank) const {
-  const auto found = causes_.find(rank);
-  return found == causes_.end() ? -1 : found->second;
+  std::set<int> seen{rank};
+  int cause = -1;
+  for (auto found = causes_.find(rank);
+       found != causes_.end() && found->second >= 0 && seen.insert(found->second).second;
+       found = causes_.find(cause))
+    cause = found->second;
+  return cause;
 }
 
 }  // namespace dsgd_tool

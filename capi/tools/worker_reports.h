@@ -18,7 +18,8 @@ class WorkerReports {
   int fd() const { return fd_; }                           // readable when there are reports
   void take();                                             // all that have come; never waits
   void forget(int rank);                                   // this worker has ended
-  // The rank that the last failure of worker `rank` names; -1: none.
+  // The rank where the last failure of worker `rank` comes from: the one that it names, or the one that this
+  // one's failure names, and so on; -1: none.
   int cause(int rank) const;
   bool any_dials() const { return !dialing_.empty(); }  // the head, which has not answered
   const std::string& head_error() const { return head_error_; }

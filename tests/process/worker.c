@@ -9,6 +9,7 @@
  *   process_worker barrier             barriers for ever
  *   process_worker init                joins and leaves
  *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
+ *   process_worker absent-abort R      the same, and a worker whose barrier fails aborts the job
  *   process_worker abort R             rank R aborts after three steps
  *   process_worker wait                joins, and starts once SIGUSR1 comes
  *   process_worker depart R            rank R closes after three steps; the others make six more and check
@@ -156,9 +157,10 @@ int main(int argc, char** argv) {
                       &error);
     } else if (strcmp(mode, "barrier") == 0) {
       failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
-    } else if (strcmp(mode, "absent-rank") == 0 && round >= 3) {
+    } else if (strncmp(mode, "absent-", 7) == 0 && round >= 3) {
       if (rank == number) pause();
       failed = report(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
+      if (failed && strcmp(mode, "absent-abort") == 0) dsgd_abort(session, "a barrier failed", NULL);
     } else if (strcmp(mode, "overlap") == 0) {
       dsgd_op* op = NULL;
       failed = report(dsgd_step_begin(session, 1, NULL, &op, &error), &error);
