@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,8 +41,9 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 
 func TestAWorkerThatFailsInRunEndsTheOthers(t *testing.T) {
 	failures := map[string]func() error{
-		"the worker failed: no data": func() error { return errors.New("no\x00 data") },
-		"the worker panicked":        func() error { panic("no data") },
+		"the worker failed: no data":   func() error { return errors.New("no\x00 data") },
+		"the worker panicked: no data": func() error { panic("no data") },
+		"the worker's goroutine ended": func() error { runtime.Goexit(); return nil },
 	}
 	for reason, fail := range failures {
 		head, err := StartHead(configure(t, bounded, settings{"num_workers": "2", "head": "127.0.0.1:0"}))

@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"runtime"
 	"strconv"
@@ -56,19 +57,26 @@ func Run(ctx context.Context, config *Config, body func(*Session) error) (err er
 	if err != nil {
 		return err
 	}
-	failure := "the worker panicked"
+	failure := "the worker's goroutine ended" // as testing's FailNow ends it
 	defer func() {
+		panicked := recover()
+		if panicked != nil {
+			failure = fmt.Sprint("the worker panicked: ", panicked)
+		}
 		if failure != "" {
-			_ = session.Abort(failure)
+			_ = session.Abort(strings.ReplaceAll(failure, "\x00", ""))
 		}
 		if closing := session.Close(); err == nil {
 			err = closing
+		}
+		if panicked != nil {
+			panic(panicked)
 		}
 	}()
 	err = body(session)
 	failure = ""
 	if err != nil {
-		failure = "the worker failed: " + strings.ReplaceAll(err.Error(), "\x00", "")
+		failure = "the worker failed: " + err.Error()
 	}
 	return err
 }
