@@ -105,7 +105,7 @@ int run_tool(int argc, char** argv) {
   std::vector<std::string> words;
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
-  if (words.empty() && !own.empty() && own.front() == "run") {
+  if (!own.empty() && own.front() == "run") {
     if (const std::string fault = separator_fault(own); !fault.empty()) return refuse(fault);
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "capi/tools/tool.h"
 
@@ -51,7 +52,13 @@ Part parse_part(const std::vector<std::string>& words) {
     part.workers = parse_count(words[1]);
     next = 2;
   }
-  if (next < words.size() && words[next] == "--") ++next;
+  if (next < words.size() && words[next] == "--") {
+    ++next;
+  } else if (next < words.size() && words[next].starts_with('-')) {
+    throw UsageError("COMMAND", "'" + words[next] +
+                                    "' stands where a further command begins, which takes the option -n; "
+                                    "write all other options before the first --");
+  }
   part.command.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
   return part;
 }
@@ -85,7 +92,9 @@ std::string count_fault(const std::string& text) {
 
 // CLI11 takes what follows the ":" for options of the first command.
 std::string separator_fault(const std::vector<std::string>& words) {
-  return std::find(words.begin(), words.end(), ":") == words.end() ? "" : unknown_word_fault(":");
+  const auto found = std::find(words.begin(), words.end(), ":");
+  const bool is_value = found != words.begin() && found != words.end() && *std::prev(found) == "--separator";
+  return found == words.end() || is_value ? "" : unknown_word_fault(":");
 }
 
 std::string unknown_word_fault(const std::string& word) {
