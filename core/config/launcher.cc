@@ -225,15 +225,22 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
       const auto value = number(variables, variable);
       if (value && *value >= 0) return *value;
       return Status(Code::kInvalidArgument,
-                    "environment variable " + std::string(variable) + " of " + known.name + ": '" +
-                        text(variables, variable) +
-                        "' is not a non-negative integer; set launcher=none to ignore it");
+                    "environment variable " + std::string(variable) + " of " + known.name +
+                        (has(variables, variable)
+                             ? ": '" + text(variables, variable) + "' is not a non-negative integer"
+                             : " is not set") +
+                        "; set launcher=none to ignore this launcher");
     };
     const auto size = count(known.size);
     if (!size.ok()) return size.status();
     if (size.value() <= 1) continue;  // a launcher may have started this process for another launcher
     const auto rank = count(known.rank);
     if (!rank.ok()) return rank.status();
+    if (rank.value() >= size.value())
+      return Status(Code::kInvalidArgument, evidence(known.rank, variables) + " of " + known.name +
+                                                " is not below " + evidence(known.size, variables) +
+                                                "; ranks are 0 to " + std::to_string(size.value() - 1) +
+                                                "; set launcher=none to ignore this launcher");
     Launch launch;
     launch.launcher = known.name;
     launch.rank_variable = known.rank;
