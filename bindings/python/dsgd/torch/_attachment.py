@@ -159,6 +159,11 @@ class Attachment:
                 "join() needs a function that applies the mean gradient, since the optimizer is 'none'; "
                 "give the step function of the optimizer, join(optimizer.step)"
             )
+        if update is not None and not callable(update):
+            raise TypeError(
+                f"argument 'update' of join must be a function, not {type(update).__name__!r}; with an optimizer of "
+                "PyTorch call join(optimizer.step)"
+            )
         self._require_no_step("join")
         while True:
             self._begin_step(0.0)

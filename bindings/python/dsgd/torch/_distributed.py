@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, Optional
+from typing import Any, Callable, ContextManager, NoReturn, Optional
 
 import torch
 
 from .._errors import StateError
 from .._session import Session
 from ._attachment import attach, check_arguments
+
+
+_OWN = "dsgd.torch.DistributedDataParallel(module, session)"
+_OF_PYTORCH = {  # arguments of PyTorch's class, and what does the same here
+    "device_ids": "move the module to its device before, module.to(device)",
+    "output_device": "the output is on the module's device",
+    "process_group": "the session names the workers",
+    "bucket_cap_mb": "set the configuration key bucket_size",
+    "gradient_as_bucket_view": "gradients are always in the memory that is sent",
+    "static_graph": "leave it out",
+}
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -27,9 +38,13 @@ class DistributedDataParallel(torch.nn.Module):
         device: Optional[str] = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
+        **others: NoReturn,
     ) -> None:
         super().__init__()
-        check_arguments(session, module, "dsgd.torch.DistributedDataParallel(module, session)")
+        for name in others:
+            remedy = _OF_PYTORCH.get(name, "see help(dsgd.torch.DistributedDataParallel)")
+            raise TypeError(f"{_OWN} takes no argument {name!r}; {remedy}")
+        check_arguments(session, module, _OWN)
         if session._optimizer_chosen and not session._optimizer_is_none:
             raise StateError(
                 "the session has an optimizer of dsgd, and this class leaves the update to one of PyTorch; use "
@@ -58,6 +73,6 @@ class DistributedDataParallel(torch.nn.Module):
         """See Attachment.set_weight."""
         self.attachment.set_weight(weight)
 
-    def join(self, update: Callable[[], Any]) -> None:
+    def join(self, update: Optional[Callable[[], Any]] = None) -> None:
         """See Attachment.join."""
         self.attachment.join(update)

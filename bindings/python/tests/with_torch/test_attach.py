@@ -629,6 +629,10 @@ def test_swapped_arguments_are_an_error_that_shows_the_call(session):
         dsgd.torch.DistributedDataParallel(session, module)
     with pytest.raises(TypeError, match="argument 'session' must be a dsgd.Session, not 'list'"):
         dsgd.torch.attach([0], module)
+    with pytest.raises(TypeError, match=r"takes no argument 'device_ids'; move the module to its device before"):
+        dsgd.torch.DistributedDataParallel(module, session, device_ids=[0])
+    with pytest.raises(TypeError, match="takes no argument 'device_id'; see help"):
+        dsgd.torch.DistributedDataParallel(module, session, device_id=0)
     assert not session.replicas and not session.parameters
 
 
@@ -699,6 +703,11 @@ def test_step_is_an_error_where_backward_ends_the_step(wrapped, batches):
         model.attachment.step()
     with pytest.raises(dsgd.InvalidArgumentError, match="join\\(optimizer.step\\)"):
         model.attachment.join()
+    with pytest.raises(dsgd.InvalidArgumentError, match="join\\(optimizer.step\\)"):
+        with model.join():
+            pass
+    with pytest.raises(TypeError, match=r"must be a function, not 'SGD'; .* join\(optimizer.step\)"):
+        model.join(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_the_weight_is_set_before_backward(attached, batches):

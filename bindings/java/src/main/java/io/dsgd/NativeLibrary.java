@@ -28,13 +28,28 @@ final class NativeLibrary {
   static void load() {
     String folder = System.getProperty("dsgd.library.path");
     if (folder != null) {
-      System.load(Path.of(folder, JNI).toAbsolutePath().toString());
+      loadFromFolder(Path.of(folder).toAbsolutePath());
     } else if (NativeLibrary.class.getResource(resource(JNI)) != null) {
       loadFromJar();
     } else {
       besideJar().ifPresentOrElse(
           file -> System.load(file.toString()), NativeLibrary::loadFromSystem);
     }
+  }
+
+  private static void loadFromFolder(Path folder) {
+    try {
+      System.load(folder.resolve(JNI).toString());
+    } catch (UnsatisfiedLinkError e) {
+      throw failure(
+          e.getMessage() + "; the system property dsgd.library.path is the folder " + folder, e);
+    }
+  }
+
+  private static UnsatisfiedLinkError failure(String message, Throwable cause) {
+    UnsatisfiedLinkError failure = new UnsatisfiedLinkError(message);
+    failure.initCause(cause);
+    return failure;
   }
 
   private static Optional<Path> besideJar() {
@@ -59,18 +74,16 @@ final class NativeLibrary {
     try {
       System.loadLibrary("dsgd_jni");
     } catch (UnsatisfiedLinkError e) {
-      UnsatisfiedLinkError told =
-          new UnsatisfiedLinkError(
-              "cannot load "
-                  + JNI
-                  + ": "
-                  + e.getMessage()
-                  + "; this jar has no natives for "
-                  + platform()
-                  + " and there are none beside it: set -Ddsgd.library.path to the folder that holds"
-                  + " them, or use a jar made by build-jar");
-      told.initCause(e);
-      throw told;
+      throw failure(
+          "cannot load "
+              + JNI
+              + ": "
+              + e.getMessage()
+              + "; this jar has no natives for "
+              + platform()
+              + " and there are none beside it: set -Ddsgd.library.path to the folder that holds"
+              + " them, or use a jar made by build-jar",
+          e);
     }
   }
 
@@ -94,15 +107,13 @@ final class NativeLibrary {
       }
       System.load(folder.resolve(JNI).toString());
     } catch (IOException e) {
-      UnsatisfiedLinkError told =
-          new UnsatisfiedLinkError(
-              "cannot unpack the natives of the dsgd jar to "
-                  + System.getProperty("java.io.tmpdir")
-                  + ": "
-                  + e
-                  + "; set -Djava.io.tmpdir to a folder that can be written");
-      told.initCause(e);
-      throw told;
+      throw failure(
+          "cannot unpack the natives of the dsgd jar to "
+              + System.getProperty("java.io.tmpdir")
+              + ": "
+              + e
+              + "; set -Djava.io.tmpdir to a folder that can be written",
+          e);
     } finally {
       for (Path file : written) {
         file.toFile().delete();

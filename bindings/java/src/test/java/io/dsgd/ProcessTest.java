@@ -117,6 +117,14 @@ class ProcessTest {
   }
 
   @Test
+  void aWrongFolderOfNativesIsNamed(@TempDir Path empty) throws Exception {
+    Process process = java(List.of("-Ddsgd.library.path=" + empty), Version.class.getName()).start();
+    String text = new String(process.getInputStream().readAllBytes(), "UTF-8");
+    assertEquals(1, process.waitFor(), text);
+    assertTrue(text.contains("the system property dsgd.library.path is the folder " + empty), text);
+  }
+
+  @Test
   void nativesAreFoundOnTheLibraryPathAndInTheJar(@TempDir Path folder) throws Exception {
     Path natives = Path.of(System.getProperty("dsgd.library.path"));
     Process found =
