@@ -124,8 +124,8 @@ class Device {
   // An error that says so if the buffer is not this device's memory.
   virtual Status check(const void* data, size_t nbytes) const = 0;
 
-  // Calls `release`, for memory that is not of allocate(), when memory that was freed before has been freed:
-  // at once, or from a thread if the device hangs.
+  // Releases memory of the host's: calls `release` behind all frees of this device that are in progress. That
+  // is at once, or later in a thread if a free is late because the device hangs.
   virtual void release_after_work(std::function<void()> release) = 0;
 
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;

@@ -75,7 +75,8 @@ void Waiter::try_attempts() {
       });
       break;
     }
-    if (status.code() == Code::kState) status = Status(Code::kTimeout, status.message());
+    if (status.code() == Code::kState)
+      status = Status(Code::kTimeout, "the capture of a graph did not end in time: " + status.message());
     const auto then = std::move(attempts_.front().then);
     attempts_.pop_front();
     then(status);

@@ -26,9 +26,9 @@ class Waiter {
   void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
   // Calls `attempt`, which uses streams of the host's, until it returns something else than Code::kState:
-  // while the host captures a graph, it cannot use them. At the deadline that becomes Code::kTimeout. Then
-  // calls `then`, within this call if nothing has to wait. Attempts are made one after another, in the order
-  // of these calls.
+  // while the host captures a graph, it cannot use them. If the deadline passes first, the status is
+  // Code::kTimeout. Then calls `then`, within this call if nothing has to wait. Attempts are made one after
+  // another, in the order of these calls.
   void when_usable(transport::Time deadline, std::function<Status()> attempt,
                    std::function<void(const Status&)> then);
   // Ends all waits with `cause`.

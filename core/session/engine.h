@@ -99,9 +99,9 @@ class Engine final : public SessionEvents {
     waiter_.after(context.device->name(), *context.queue, *context.reached, deadline(), std::move(done));
   }
 
-  // Calls `done` when the devices of all replicas have passed the work enqueued so far, or with the failure
+  // Calls `done` when all work that is enqueued on the replicas' devices now has ended, or with the failure
   // of a device or of the session.
-  void when_devices_passed(Done done) { step_.when_devices_passed(std::move(done)); }
+  void when_devices_done(Done done) { step_.when_devices_done(waiter_, std::move(done)); }
 
   void put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options = {});
   void delete_object(const std::string& name, Done done, const CallOptions& options = {});

@@ -12,24 +12,24 @@ void RetiredBuffers::add(std::shared_ptr<device::Device> device, std::function<v
 }
 
 // One wait at a time covers what many calls have added.
-void RetiredBuffers::release_passed(Engine& engine) {
-  if (waits_) return;
+void RetiredBuffers::release_unused(Engine& engine) {
+  if (waiting_) return;
   {
     std::lock_guard lock(mutex_);
-    passing_.swap(added_);
+    in_use_.swap(added_);
   }
-  if (passing_.empty()) return;
-  waits_ = true;
-  engine.when_devices_passed([this, &engine](const Status& status) {
-    if (!status.ok()) return;  // the session has failed; release_all() comes
-    for (const Buffers& buffers : std::exchange(passing_, {})) buffers.release();
-    waits_ = false;
-    release_passed(engine);
+  if (in_use_.empty()) return;
+  waiting_ = true;
+  engine.when_devices_done([this, &engine](const Status& status) {
+    if (!status.ok()) return;  // the session has failed; release_all() follows
+    for (const Buffers& buffers : std::exchange(in_use_, {})) buffers.release();
+    waiting_ = false;
+    release_unused(engine);
   });
 }
 
 void RetiredBuffers::release_all() {
-  for (auto* all : {&passing_, &added_})
+  for (auto* all : {&in_use_, &added_})
     for (Buffers& buffers : std::exchange(*all, {}))
       buffers.device->release_after_work(std::move(buffers.release));
 }

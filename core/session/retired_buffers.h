@@ -1,5 +1,5 @@
-// Buffers of devices that the host has unbound. A device may still use them: a step can end before its work
-// does. They are released when all devices have passed that work.
+// Buffers on devices that the host has unbound. A device may still use them, since a step can end before its
+// work on the device does. They are released when that work has ended.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,12 @@ class Engine;
 
 class RetiredBuffers {
  public:
-  // Any thread; call release_passed() afterwards.
+  // Any thread. Call release_unused() afterwards.
   void add(std::shared_ptr<device::Device> device, std::function<void()> release);
-  // On the engine's loop.
-  void release_passed(Engine& engine);
-  // Releases the rest. The engine is gone, and with it its memory on the devices, which was freed behind all
-  // work; where a device hangs, that memory is freed later, and these buffers after it.
+  // On the engine's loop. Releases the buffers when the devices no longer use them.
+  void release_unused(Engine& engine);
+  // Releases all buffers that are left. Call it once the engine is destroyed, which waits until the devices
+  // no longer use its memory. The buffers of a device that hangs are released when it goes on.
   void release_all();
 
  private:
@@ -31,8 +31,8 @@ class RetiredBuffers {
 
   std::mutex mutex_;
   std::vector<Buffers> added_;
-  std::vector<Buffers> passing_;  // what the devices are to pass; used on the loop
-  bool waits_ = false;            // used on the loop
+  std::vector<Buffers> in_use_;  // what the wait in progress is for; used on the loop
+  bool waiting_ = false;         // used on the loop
 };
 
 }  // namespace dsgd

@@ -173,6 +173,8 @@ struct Session::Impl {
   Status read(const Replica& replica, const std::byte* data, size_t nbytes,
               const std::function<void(const void*, size_t)>& use);
 
+  // Releases buffers that the host has unbound; on a GPU once the device no longer uses them.
+  void release_when_unused(const Replica& replica, const std::function<void()>& release);
   Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   // Tells the other workers that this one rejected the call; returns `why`.

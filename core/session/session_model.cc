@@ -245,16 +245,16 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   if (!status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Binding& binding = impl_->model.bindings[replica->index][parameter->index];
-  if (binding.release && !replica->device->is_host()) {
-    impl_->retired.add(replica->device, binding.release);
-    binding.release = nullptr;
-    impl_->loop().post([impl = impl_.get()] { impl->retired.release_passed(impl->engine()); });
-  }
-  auto released = std::move(binding.release);
+  if (binding.release) impl_->release_when_unused(*replica, binding.release);
   binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true,
                     std::move(release), std::move(binding.memory)};
-  if (released) released();
   return {};
+}
+
+void Session::Impl::release_when_unused(const Replica& replica, const std::function<void()>& release) {
+  if (replica.device->is_host()) return release();
+  retired.add(replica.device, release);
+  loop().post([this] { retired.release_unused(engine()); });
 }
 
 Status Session::Impl::check_buffers_apart() const {

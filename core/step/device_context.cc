@@ -10,7 +10,7 @@ Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   if (!queue.ok()) return queue.status();
   DeviceContext context;
   context.queue = std::move(queue).value();
-  for (auto* event : {&context.enqueued, &context.reached, &context.passed}) {
+  for (auto* event : {&context.enqueued, &context.reached, &context.last_use}) {
     auto made = device->new_event();
     if (!made.ok()) return made.status();
     *event = std::move(made).value();
@@ -46,17 +46,23 @@ Status DeviceContext::follow_default_stream() {
   return status.ok() ? queue->wait(*enqueued) : status;
 }
 
-Status DeviceContext::align() {
+Status DeviceContext::follow(device::WorkQueue& behind, device::WorkQueue& before) {
+  Status status = before.record(*reached);
+  return status.ok() ? behind.wait(*reached) : status;
+}
+
+Status DeviceContext::follow_copies() {
   Status status;
-  const auto follow = [&](device::WorkQueue& behind, device::WorkQueue& before) {
-    if (status.ok()) status = before.record(*reached);
-    if (status.ok()) status = behind.wait(*reached);
-  };
-  for (const auto& copies : {to_host.get(), from_host.get()}) {
-    if (copies) follow(*queue, *copies);
+  for (device::WorkQueue* copies : {to_host.get(), from_host.get()}) {
+    if (copies && status.ok()) status = follow(*queue, *copies);
   }
-  for (const auto& copies : {to_host.get(), from_host.get()}) {
-    if (copies) follow(*copies, *queue);
+  return status;
+}
+
+Status DeviceContext::align() {
+  Status status = follow_copies();
+  for (device::WorkQueue* copies : {to_host.get(), from_host.get()}) {
+    if (copies && status.ok()) status = follow(*copies, *queue);
   }
   return status;
 }

@@ -20,15 +20,20 @@ struct DeviceContext {
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
   std::unique_ptr<device::DeviceEvent> reached;   // in the queue
-  std::unique_ptr<device::DeviceEvent> passed;    // in the queue, behind the last use of unbound buffers
+  std::unique_ptr<device::DeviceEvent> last_use;  // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;
   bool is_host() const { return device->is_host(); }
   // Work enqueued in the queue from now on happens after the work that the host has put into its default
   // stream.
   Status follow_default_stream();
+  // Work enqueued in the queue from now on happens after the copies that are enqueued now.
+  Status follow_copies();
   // Work enqueued in any of its queues from now on happens after all that is in them.
   Status align();
+
+ private:
+  Status follow(device::WorkQueue& behind, device::WorkQueue& before);
 };
 
 // No replicas yet, and the first queue alone.

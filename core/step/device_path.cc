@@ -189,14 +189,14 @@ void DevicePath::when_reached(transport::Time deadline, std::function<void(const
     waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, reached);
 }
 
-void DevicePath::when_devices_passed(std::function<void(const Status&)> then) {
+void DevicePath::when_devices_done(device::Waiter& waiter, std::function<void(const Status&)> then) {
   if (state_.contexts.empty()) return then({});  // nothing was enqueued before dsgd_start
-  const auto passed = join(state_.contexts.size(), std::move(then));
+  const auto ended = join(state_.contexts.size(), std::move(then));
   for (DeviceContext& context : state_.contexts) {
-    if (Status status = context.align(); !status.ok()) {
-      passed(status);
+    if (Status status = context.follow_copies(); !status.ok()) {
+      ended(status);
     } else {
-      waiter_.after(context.device->name(), *context.queue, *context.passed, transport::kNever, passed);
+      waiter.after(context.device->name(), *context.queue, *context.last_use, transport::kNever, ended);
     }
   }
 }

@@ -36,8 +36,9 @@ class DevicePath {
   Status order_streams_after_update();
   // Calls `then` when what was enqueued in the queues of all contexts is done, or is not by the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
-  // The same of all their work, copies included, without a deadline. Also during a step.
-  void when_devices_passed(std::function<void(const Status&)> then);
+  // Calls `then` when all that was enqueued in the contexts, copies included, has ended. No deadline.
+  // `waiter` is not the step's, which drops its waits when a step fails.
+  void when_devices_done(device::Waiter& waiter, std::function<void(const Status&)> then);
 
  private:
   Status follow_streams(size_t bucket, DeviceContext& context);

@@ -199,11 +199,12 @@ Status GradientMarks::record_streams(uint32_t bucket) {
       const auto [stream, parameter] = of_bucket.streams[s];
       Status status = model_.replicas[r]->device->record_stream(*of_bucket.events[s], stream);
       if (status.ok()) continue;
-      const char* const how = status.code() == Code::kState
-                                  ? " was marked cannot be used now: "
-                                  : " was marked can no longer be used; keep it until the step has ended: ";
+      const char* const problem =
+          status.code() == Code::kState
+              ? " was marked cannot be used now: "
+              : " was marked can no longer be used; keep it until the step has ended: ";
       return Status(status.code(), "the stream in which " + gradient_text(*model_.parameters[parameter], r) +
-                                       how + status.message())
+                                       problem + status.message())
           .with_parameter(model_.parameters[parameter]->name);
     }
   }

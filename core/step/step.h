@@ -115,9 +115,10 @@ class Step {
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
     devices_.when_reached(deadline, std::move(then));
   }
-  // The same of all work of dsgd's on the devices, without a deadline. Also during a step.
-  void when_devices_passed(std::function<void(const Status&)> then) {
-    devices_.when_devices_passed(std::move(then));
+  // Calls `then` when all work of dsgd's on the devices that is enqueued now has ended. No deadline. May be
+  // called during a step, whose end does not end the wait; `waiter` is not the step's.
+  void when_devices_done(device::Waiter& waiter, std::function<void(const Status&)> then) {
+    devices_.when_devices_done(waiter, std::move(then));
   }
 
  private:

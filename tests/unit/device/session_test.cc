@@ -456,10 +456,10 @@ TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
   ok(trainer.session->close(10s));
 }
 
-// Buffers of the host's for the trainer's second parameter, which say when they are released.
-class OwnBuffers {
+// Buffers of the host's for the trainer's second parameter. Records their release.
+class HostOwnedBuffers {
  public:
-  explicit OwnBuffers(const Trainer& trainer) : parameter_(trainer.tensors[1].parameter) {
+  explicit HostOwnedBuffers(const Trainer& trainer) : parameter_(trainer.tensors[1].parameter) {
     for (auto* buffer : {&value_, &gradient_})
       *buffer = trainer.replicas[0]->device->allocate(parameter_->nbytes()).value();
   }
@@ -480,7 +480,7 @@ class OwnBuffers {
 };
 
 // A step whose gradients come from the stream, which ends before the device has done its work.
-void step_behind(Trainer& trainer, cudaStream_t stream) {
+void step_on_stream(Trainer& trainer, cudaStream_t stream) {
   auto operation = trainer.session->step_begin(1);
   ASSERT_TRUE(operation.ok()) << operation.status().message();
   for (const Tensor& tensor : trainer.tensors)
@@ -488,18 +488,19 @@ void step_behind(Trainer& trainer, cudaStream_t stream) {
   ok(trainer.session->wait(*operation.value(), -1ms));
 }
 
-TEST_F(GpuSession, UnboundBuffersAreReleasedOnceTheDeviceHasPassedTheirLastUse) {
+TEST_F(GpuSession, UnboundBuffersAreReleasedAfterTheirLastUse) {
   Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
-  OwnBuffers first(trainer), second(trainer), third(trainer);
+  HostOwnedBuffers first(trainer), second(trainer), third(trainer);
   first.bind(trainer);
   ok(trainer.session->start());
   {
     HeldStream stream;
     stream.hold();
-    step_behind(trainer, stream);
+    step_on_stream(trainer, stream);
     second.bind(trainer);
-    step_behind(trainer, stream);
+    step_on_stream(trainer, stream);
     third.bind(trainer);
+    ok(trainer.session->barrier(Session::Mode::kWait).status());  // comes behind what bind() has posted
     EXPECT_FALSE(first.released() || second.released());
     ASSERT_TRUE(stream.held());
     stream.let_go();
@@ -509,6 +510,26 @@ TEST_F(GpuSession, UnboundBuffersAreReleasedOnceTheDeviceHasPassedTheirLastUse) 
   EXPECT_FALSE(third.released());
   trainer.session.reset();
   EXPECT_TRUE(third.released());
+}
+
+TEST_F(GpuSession, AFailedStepDoesNotEndTheWaitForUnboundBuffers) {
+  Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
+  HostOwnedBuffers first(trainer), second(trainer);
+  first.bind(trainer);
+  ok(trainer.session->start());
+  {
+    HeldStream stream;
+    stream.hold();
+    step_on_stream(trainer, stream);
+    second.bind(trainer);
+    auto unmarked = trainer.session->step_begin(1, {.timeout = 100ms});
+    ASSERT_TRUE(unmarked.ok()) << unmarked.status().message();
+    EXPECT_EQ(trainer.session->wait(*unmarked.value(), -1ms).code(), Code::kTimeout);
+    ASSERT_TRUE(stream.held());
+    EXPECT_FALSE(first.released());
+    stream.let_go();
+    EXPECT_TRUE(first.released(30s));
+  }
 }
 
 TEST_F(GpuSession, WhatIsNotMarkedIsReadAfterTheDefaultStreamAndABlockingStepEndsWithTheValues) {
@@ -1116,20 +1137,24 @@ TEST_F(GpuSession, ADeviceThatHangsDoesNotHoldUpTheClose) {
 }
 
 TEST_F(GpuSession, BuffersOfADeviceThatHangsAreReleasedWhenItGoesOn) {
-  const HostStream stream;
-  auto trainer = std::make_unique<Trainer>(open({{"lease", "500ms"}}), std::vector<std::string>{"cuda:0"});
-  OwnBuffers first(*trainer), second(*trainer);
-  first.bind(*trainer);
-  ok(trainer->session->start());
+  const auto before = fake_cuda::alive();
   {
-    const fake_cuda::Pause pause;
-    step_behind(*trainer, stream);
-    second.bind(*trainer);
-    ok(trainer->session->close(0ms));
-    trainer.reset();
-    EXPECT_FALSE(first.released() || second.released());
+    const HostStream stream;
+    auto trainer = std::make_unique<Trainer>(open({{"lease", "500ms"}}), std::vector<std::string>{"cuda:0"});
+    HostOwnedBuffers first(*trainer), second(*trainer);
+    first.bind(*trainer);
+    ok(trainer->session->start());
+    {
+      const fake_cuda::Pause pause;
+      step_on_stream(*trainer, stream);
+      second.bind(*trainer);
+      ok(trainer->session->close(0ms));
+      trainer.reset();
+      EXPECT_FALSE(first.released() || second.released());
+    }
+    EXPECT_TRUE(first.released(30s) && second.released(30s));
   }
-  EXPECT_TRUE(first.released(30s) && second.released(30s));
+  ASSERT_TRUE(fake_cuda::wait_for(before));
 }
 
 TEST_F(GpuSession, ClosingGoesOnWithoutComparisonWhenTheDeviceHangs) {
