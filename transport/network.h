@@ -22,8 +22,9 @@ namespace dsgd::transport {
 // with an error. Answering after the connection closed is harmless.
 using Responder = std::function<void(Result<Message>)>;
 
-// Receives a chunk's payload while it is read from the wire. Owned by the operation; the channel forgets it
-// when the chunk is complete, when the connection closes (after on_close), or at ServerChannel::discard.
+// Receives a chunk's payload while it is read from the wire. The channel owns it. It does not use it after
+// landed(), after ServerChannel::discard, or when the connection has closed (after on_close), and destroys it
+// soon afterwards.
 class BulkSink {
  public:
   virtual ~BulkSink() = default;
@@ -32,15 +33,19 @@ class BulkSink {
   // A piece in cache-resident scratch, valid during the call. Pieces come in order; offset and all sizes but
   // the last are multiples of 64.
   virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
+  // The chunk is complete, and its call is answered with OK. Chunks of a connection, with or without a sink,
+  // end in the order in which they were sent.
+  virtual void landed() = 0;
 };
 
-// A chunk that has arrived whole. Its call is answered when finish() is called, which gives the sender its
-// credit back; until then pooled data stays valid. Destruction without finish() answers with an error.
+// A chunk that has arrived whole, in pooled memory. Its call is answered when finish() is called, which gives
+// the sender its credit back; until then the data stays valid. Destruction without finish() answers with an
+// error.
 class BulkReceipt {
  public:
   virtual ~BulkReceipt() = default;
-  virtual std::span<const std::byte> data() const = 0;  // empty when it went to a sink
-  virtual void finish(const Status& status) = 0;        // then data() is gone
+  virtual std::span<const std::byte> data() const = 0;
+  virtual void finish(const Status& status) = 0;  // then data() is gone
 };
 
 class ServerChannel {
@@ -63,8 +68,11 @@ class ServerHandler {
   virtual Status on_open(ServerChannel&) { return {}; }
   virtual void on_call(ServerChannel&, Message request, Responder respond) = 0;
   // A chunk's header is in, its nbytes of payload are not. Null: receive into pooled memory. Only called for
-  // chunks that travel as a span; small ones come with on_bulk_end alone, pooled.
-  virtual BulkSink* on_bulk(ServerChannel&, const BulkHeader&, size_t /*nbytes*/) { return nullptr; }
+  // chunks that travel as a span; small ones come with on_bulk_end alone.
+  virtual std::unique_ptr<BulkSink> on_bulk(ServerChannel&, const BulkHeader&, size_t /*nbytes*/) {
+    return nullptr;
+  }
+  // A chunk without a sink is complete.
   virtual void on_bulk_end(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) = 0;
   // The connection is gone; `why` is OK when the dialling side closed it in good order. The channel is
   // destroyed after.

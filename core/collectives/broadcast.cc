@@ -1,24 +1,13 @@
 #include "core/collectives/broadcast.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/mesh/operations.h"
 
 namespace dsgd {
 
 using transport::BulkHeader;
-using transport::BulkReceipt;
-
-class Broadcast::Sink final : public transport::BulkSink {
- public:
-  Landing landing;
-  std::byte* base = nullptr;
-  std::byte* place(size_t offset, size_t) override { return base + offset; }
-  void take(size_t offset, std::span<const std::byte> piece) override {
-    std::memcpy(base + offset, piece.data(), piece.size());
-  }
-};
 
 Broadcast::Broadcast(Operations& operations, const BulkHeader& shape, std::span<std::byte> data, Done done)
     : Task(operations, shape, std::move(done)),
@@ -29,10 +18,7 @@ Broadcast::Broadcast(Operations& operations, const BulkHeader& shape, std::span<
       small_(data.size() <= transport::kSmallBytes),
       chunk_(small_ ? transport::kSmallBytes : operations.peers().chunk_bytes()),
       have_((data.size() + chunk_ - 1) / chunk_, position_ == 0),
-      to_receive_(position_ == 0 ? 0 : have_.size()),
-      sink_(std::make_unique<Sink>()) {}
-
-Broadcast::~Broadcast() = default;
+      to_receive_(position_ == 0 ? 0 : have_.size()) {}
 
 void Broadcast::start() {
   if (position_ != 0 && !is_first_of_call(operation())) {  // else `Operations` sends it to all peers
@@ -63,38 +49,17 @@ void Broadcast::forward(size_t chunk) {
   });
 }
 
-bool Broadcast::expected(int32_t source, const BulkHeader& header, size_t nbytes) const {
+std::optional<Landing> Broadcast::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
   const int32_t from = small_ ? shape_.root : (rank_ + size_ - 1) % size_;
   if (header.phase != 0 || position_ == 0 || source != from || header.offset % chunk_ != 0 ||
-      header.offset >= data_.size())
-    return false;
-  return nbytes == std::min<size_t>(chunk_, data_.size() - header.offset) && !have_[header.offset / chunk_];
-}
-
-transport::BulkSink* Broadcast::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
-  if (!expected(source, header, nbytes)) return nullptr;
-  sink_->base = data_.data() + header.offset;
-  sink_->landing.begin(header);
-  return sink_.get();
-}
-
-void Broadcast::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
-  const auto data = receipt->data();
-  const bool landed = data.empty() && sink_->landing.end(header);
-  if (!landed) {
-    if (!expected(source, header, data.size())) {
-      const size_t nbytes = data.size();
-      receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-      return protocol_error(source, header, nbytes);
-    }
-    std::memcpy(data_.data() + header.offset, data.data(), data.size());
-  }
-  receipt->finish({});
-  received(header.offset / chunk_);
+      header.offset >= data_.size() || nbytes != std::min<size_t>(chunk_, data_.size() - header.offset))
+    return {};
+  const size_t chunk = header.offset / chunk_;
+  if (std::exchange(have_[chunk], 1)) return {};
+  return Landing{.place = data_.data() + header.offset, .landed = [this, chunk] { received(chunk); }};
 }
 
 void Broadcast::received(size_t chunk) {
-  have_[chunk] = 1;
   --to_receive_;
   forward(chunk);
   check_end();

@@ -9,17 +9,13 @@ namespace dsgd {
 class Broadcast final : public Task {
  public:
   Broadcast(Operations& operations, const transport::BulkHeader& shape, std::span<std::byte> data, Done done);
-  ~Broadcast() override;
 
   void start() override;
-  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
-  void on_chunk(int32_t source, const transport::BulkHeader& header,
-                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
 
  private:
   class Sink;
-  bool expected(int32_t source, const transport::BulkHeader& header, size_t nbytes) const;
   void forward(size_t chunk);
   void received(size_t chunk);
   void check_end();
@@ -30,7 +26,6 @@ class Broadcast final : public Task {
   size_t chunk_;
   std::vector<char> have_;
   size_t to_receive_ = 0, sends_ = 0;
-  std::unique_ptr<Sink> sink_;
 };
 
 }  // namespace dsgd

@@ -4,7 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
@@ -95,12 +95,12 @@ void Direct::start() {
   sends_to_.assign(size_, 0);
   to_gather_.assign(size_, 0);
   gathered_.resize(size_);
-  sinks_.resize(size_);
   cut_slices();
   chunks_.resize(cuts_[rank_].size());
   for (size_t c = 0; c < chunks_.size(); ++c) {
     const size_t contributions = cuts_[rank_][c].segment->ranks.size();
     chunks_[c].parked.resize(contributions);
+    chunks_[c].came.assign(contributions, 0);
     chunks_[c].added.assign(contributions, 0);
     chunks_[c].own_turn = turn_of(c, rank_);
   }
@@ -148,17 +148,6 @@ void Direct::send_range(int32_t rank, Phase phase, size_t begin, size_t end) {
   });
 }
 
-// The chunk that a header names, if offset and size are exactly those of a chunk that `source` may send.
-bool Direct::locate(const BulkHeader& header, size_t nbytes, int32_t source, size_t* chunk) const {
-  const bool reducing = header.phase == kReduce;
-  if (header.phase > kGather || (reducing ? !plan_.reduce : !plan_.gather)) return false;
-  const size_t element = reducing ? plan_.element : plan_.result_element;
-  const int32_t owner = reducing ? rank_ : source, other = reducing ? source : rank_;
-  if (header.offset % element != 0 || !find_cut(owner, header.offset / element, chunk)) return false;
-  const Cut& cut = cuts_[owner][*chunk];
-  return nbytes == (cut.end - cut.begin) * element && cut.segment->turn_of(other) >= 0;
-}
-
 // Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by
 // rank.
 bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
@@ -170,80 +159,61 @@ bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
   return turn == chunk.count;
 }
 
-// Where the next contribution to a chunk goes, and whether it is the first there. The own contribution lies
-// in the slice from the beginning; when it is not among the first two of the order, the sum of those before
-// it grows in a buffer of its own.
-std::byte* Direct::target(size_t index, bool* copy) {
+// Where the next contribution to a chunk goes. The own contribution lies in the slice from the beginning;
+// when it is not among the first two of the order, the sum of those before it grows in a buffer of its own.
+// The first one there is copied.
+Landing Direct::landing_of(size_t index) {
   Chunk& chunk = chunks_[index];
   const Cut& cut = cuts_[rank_][index];
-  std::byte* own = own_at(cut.begin);
-  *copy = chunk.own_turn < 0 && chunk.count == 0;
-  if (!plan_.ordered || chunk.own_turn <= 1 || chunk.added[chunk.own_turn]) return own;
-  if (!chunk.prefix) chunk.prefix.reset(new std::byte[(cut.end - cut.begin) * plan_.element]);
-  *copy = chunk.prefix_empty;
-  return chunk.prefix.get();
+  std::byte* place = own_at(cut.begin);
+  bool copy = chunk.own_turn < 0 && chunk.count == 0;
+  if (plan_.ordered && chunk.own_turn > 1 && !chunk.added[chunk.own_turn]) {
+    if (!chunk.prefix) chunk.prefix.reset(new std::byte[(cut.end - cut.begin) * plan_.element]);
+    place = chunk.prefix.get();
+    copy = chunk.prefix_empty;
+  }
+  return {.place = place, .add = copy ? nullptr : &plan_.add, .element = plan_.element};
 }
 
-transport::BulkSink* Direct::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+std::optional<Landing> Direct::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
+  const bool reducing = header.phase == kReduce;
+  if (header.phase > kGather || (reducing ? !plan_.reduce : !plan_.gather)) return {};
+  const size_t element = reducing ? plan_.element : plan_.result_element;
+  const int32_t owner = reducing ? rank_ : source, other = reducing ? source : rank_;
   size_t index;
-  if (!locate(header, nbytes, source, &index)) return nullptr;  // told when it is complete
-  Sink& sink = sinks_[source];
-  if (header.phase == kGather) {
-    sink.copy_to(plan_.result + header.offset);
-    sink.landing.begin(header);
-    return &sink;
+  if (header.offset % element != 0 || !find_cut(owner, header.offset / element, &index)) return {};
+  const Cut& cut = cuts_[owner][index];
+  const int32_t turn = cut.segment->turn_of(other);
+  if (nbytes != (cut.end - cut.begin) * element || turn < 0) return {};
+  if (!reducing) {
+    if (std::exchange(gathered_[source][index], 1)) return {};
+    return Landing{.place = plan_.result + header.offset, .landed = [this, source] {
+                     --to_gather_[source];
+                     --gathering_;
+                     check_end();
+                   }};
   }
   Chunk& chunk = chunks_[index];
-  if (!eligible(chunk, turn_of(index, source))) return nullptr;
-  bool copy;
-  std::byte* place = target(index, &copy);
+  if (chunk.came[turn]) return {};
+  if (!eligible(chunk, turn)) {
+    return Landing{.keep = [this, index, turn](std::unique_ptr<BulkReceipt> receipt) {
+      chunks_[index].came[turn] = 1;
+      chunks_[index].parked[turn] = std::move(receipt);
+      go_on(index);
+    }};
+  }
+  chunk.came[turn] = 1;
+  Landing landing = landing_of(index);
   chunk.landing = true;
-  if (copy) {
-    sink.copy_to(place);
-  } else {
-    sink.add_to(place, plan_.element, plan_.add);
-  }
-  sink.landing.begin(header);
-  return &sink;
+  landing.landed = [this, index, turn] {
+    chunks_[index].landing = false;
+    added(index, turn);
+    go_on(index);
+  };
+  return landing;
 }
 
-void Direct::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
-  size_t index;
-  const bool landed = receipt->data().empty() && sinks_[source].landing.end(header);
-  const size_t nbytes = receipt->data().size();
-  if (!landed && !locate(header, nbytes, source, &index)) {
-    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    return protocol_error(source, header, nbytes);
-  }
-  if (landed) {
-    const size_t element = header.phase == kReduce ? plan_.element : plan_.result_element;
-    find_cut(header.phase == kReduce ? rank_ : source, header.offset / element, &index);
-  }
-  if (header.phase == kGather) {
-    if (gathered_[source][index]) {
-      receipt->finish(Status(Code::kInternal, "chunk came twice"));
-      return protocol_error(source, header, nbytes);
-    }
-    if (!landed) std::memcpy(plan_.result + header.offset, receipt->data().data(), nbytes);
-    receipt->finish({});
-    gathered_[source][index] = 1;
-    --to_gather_[source];
-    --gathering_;
-    return check_end();
-  }
-  Chunk& chunk = chunks_[index];
-  const int32_t turn = turn_of(index, source);
-  if (landed) {
-    receipt->finish({});
-    chunk.landing = false;
-    added(index, turn);
-  } else {
-    if (chunk.added[turn] || chunk.parked[turn]) {
-      receipt->finish(Status(Code::kInternal, "chunk came twice"));
-      return protocol_error(source, header, nbytes);
-    }
-    chunk.parked[turn] = std::move(receipt);
-  }
+void Direct::go_on(size_t index) {
   advance(index);
   transform_ready();
   check_end();
@@ -272,14 +242,7 @@ void Direct::advance(size_t index) {
           chunk.prefix.reset();
         }
       } else if (chunk.parked[turn]) {
-        bool copy;
-        std::byte* place = target(index, &copy);
-        const std::byte* data = chunk.parked[turn]->data().data();
-        if (copy) {
-          std::memcpy(place, data, count * plan_.element);
-        } else {
-          plan_.add(place, data, count);
-        }
+        landing_of(index).take(0, chunk.parked[turn]->data());
         chunk.parked[turn]->finish({});
         chunk.parked[turn].reset();
       } else {

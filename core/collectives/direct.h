@@ -8,7 +8,6 @@
 #pragma once
 
 #include "core/collectives/all_reduce.h"
-#include "core/collectives/sink.h"
 #include "core/mesh/task.h"
 
 namespace dsgd {
@@ -49,9 +48,7 @@ class Direct final : public Task {
   void release();
 
   void start() override;
-  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
-  void on_chunk(int32_t source, const transport::BulkHeader& header,
-                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
   void drop_chunks(const Status& cause) override;
 
@@ -74,7 +71,7 @@ class Direct final : public Task {
   // The state of one cut of the own slice.
   struct Chunk {
     std::vector<std::unique_ptr<transport::BulkReceipt>> parked;  // by turn, arrived before it
-    std::vector<char> added;                                      // by turn
+    std::vector<char> came, added;                                // by turn
     int32_t count = 0;                                            // how many are added
     int32_t own_turn = -1;
     bool landing = false;                 // a sink is adding right now
@@ -85,12 +82,12 @@ class Direct final : public Task {
   void cut_slices();
   // Finds the cut of `owner` that begins at `begin`.
   bool find_cut(int32_t owner, size_t begin, size_t* index) const;
-  bool locate(const transport::BulkHeader& header, size_t nbytes, int32_t source, size_t* chunk) const;
   int32_t turn_of(size_t chunk, int32_t source) const { return cuts_[rank_][chunk].segment->turn_of(source); }
   std::byte* own_at(size_t position) const { return plan_.own + (position - first_) * plan_.element; }
   bool eligible(const Chunk& chunk, int32_t turn) const;
-  std::byte* target(size_t chunk, bool* copy);
+  Landing landing_of(size_t chunk);
   void added(size_t chunk, int32_t turn);
+  void go_on(size_t chunk);
   void advance(size_t chunk);
   void transform_ready();
   void check_end();
@@ -105,12 +102,11 @@ class Direct final : public Task {
   std::vector<std::vector<Cut>> cuts_;  // by owner
   std::vector<Chunk> chunks_;
   size_t complete_ = 0;                      // chunks of the own slice that are transformed and published
-  std::vector<std::vector<char>> gathered_;  // by owner, by chunk
+  std::vector<std::vector<char>> gathered_;  // by owner, by chunk: it has come, or is coming
   std::vector<size_t> to_gather_;            // by owner, chunks still to come
   size_t gathering_ = 0;
   size_t sends_ = 0;  // zero-copy sends not yet answered
   std::vector<size_t> sends_to_;
-  std::vector<Sink> sinks_;  // by source
 };
 
 // A row of the table (all_reduce.h).

@@ -33,18 +33,16 @@ void Exchange::start() {
   finish_if_complete();
 }
 
-void Exchange::on_chunk(int32_t source, const transport::BulkHeader& header,
-                        std::unique_ptr<transport::BulkReceipt> receipt) {
-  const auto data = receipt->data();
-  if (have_[source] || header.offset != 0 || data.size() > transport::kSmallBytes) {
-    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    return protocol_error(source, header, data.size());
-  }
-  parts_[source].assign(data.begin(), data.end());
-  have_[source] = 1;
-  --waiting_;
-  receipt->finish({});
-  finish_if_complete();
+std::optional<Landing> Exchange::locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) {
+  if (have_[source] || header.offset != 0 || nbytes > transport::kSmallBytes) return {};
+  return Landing{.keep = [this, source](std::unique_ptr<transport::BulkReceipt> receipt) {
+    const auto data = receipt->data();
+    parts_[source].assign(data.begin(), data.end());
+    have_[source] = 1;
+    --waiting_;
+    receipt->finish({});
+    finish_if_complete();
+  }};
 }
 
 void Exchange::finish_if_complete() {

@@ -18,9 +18,7 @@ class Exchange final : public Task {
   // Sizes may differ from rank to rank; a size that must be equal belongs into the shape.
 
   void start() override;
-  transport::BulkSink* on_bulk(int32_t, const transport::BulkHeader&, size_t) override { return nullptr; }
-  void on_chunk(int32_t source, const transport::BulkHeader& header,
-                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
   bool leave_out(int32_t place) override;
 

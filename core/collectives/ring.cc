@@ -1,7 +1,7 @@
 #include "core/collectives/ring.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
@@ -10,7 +10,6 @@
 namespace dsgd {
 
 using transport::BulkHeader;
-using transport::BulkReceipt;
 
 Ring::Ring(Operations& operations, const BulkHeader& shape, RingPlan plan, Done done,
            std::shared_ptr<const Group> group)
@@ -60,50 +59,23 @@ void Ring::send_chunk(int32_t round, size_t chunk) {
   });
 }
 
-bool Ring::locate(const BulkHeader& header, size_t nbytes, size_t* chunk) const {
-  if (header.phase >= rounds_ || header.offset % plan_.element != 0) return false;
-  const int32_t slice = slice_received(header.phase);
+std::optional<Landing> Ring::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
+  const int32_t round = header.phase;
+  if (source != left_ || round >= rounds_ || header.offset % plan_.element != 0) return {};
+  const int32_t slice = slice_received(round);
   const size_t begin = header.offset / plan_.element;
   if (begin < bounds_[slice] || begin >= bounds_[slice + 1] || (begin - bounds_[slice]) % chunk_ != 0)
-    return false;
-  *chunk = (begin - bounds_[slice]) / chunk_;
-  return nbytes == (std::min(begin + chunk_, bounds_[slice + 1]) - begin) * plan_.element;
-}
-
-transport::BulkSink* Ring::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
-  size_t chunk;
-  if (source != left_ || !locate(header, nbytes, &chunk) || have_[header.phase][chunk]) return nullptr;
-  std::byte* place = plan_.data + header.offset;
-  header.phase < size_ - 1 ? sink_.add_to(place, plan_.element, plan_.add) : sink_.copy_to(place);
-  sink_.landing.begin(header);
-  return &sink_;
-}
-
-void Ring::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
-  const auto data = receipt->data();
-  if (data.empty() && source == left_ && sink_.landing.end(header)) {  // so it was checked
-    receipt->finish({});
-    const size_t begin = header.offset / plan_.element;
-    return received(header.phase, (begin - bounds_[slice_received(header.phase)]) / chunk_);
-  }
-  size_t chunk;
-  if (source != left_ || !locate(header, data.size(), &chunk) || have_[header.phase][chunk]) {
-    const size_t nbytes = data.size();
-    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    return protocol_error(source, header, nbytes);
-  }
-  std::byte* place = plan_.data + header.offset;
-  if (header.phase < size_ - 1) {
-    plan_.add(place, data.data(), data.size() / plan_.element);
-  } else {
-    std::memcpy(place, data.data(), data.size());
-  }
-  receipt->finish({});
-  received(header.phase, chunk);
+    return {};
+  const size_t chunk = (begin - bounds_[slice]) / chunk_;
+  if (nbytes != (std::min(begin + chunk_, bounds_[slice + 1]) - begin) * plan_.element) return {};
+  if (std::exchange(have_[round][chunk], 1)) return {};
+  return Landing{.place = plan_.data + header.offset,
+                 .add = round < size_ - 1 ? &plan_.add : nullptr,
+                 .element = plan_.element,
+                 .landed = [this, round, chunk] { received(round, chunk); }};
 }
 
 void Ring::received(int32_t round, size_t chunk) {
-  have_[round][chunk] = 1;
   --to_receive_;
   if (round + 1 < rounds_) send_chunk(round + 1, chunk);
   check_end();

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/collectives/all_reduce.h"
-#include "core/collectives/sink.h"
 #include "core/mesh/task.h"
 
 namespace dsgd {
@@ -22,16 +21,13 @@ class Ring final : public Task {
        std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
-  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
-  void on_chunk(int32_t source, const transport::BulkHeader& header,
-                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
 
  private:
   int32_t slice_sent(int32_t round) const;      // slice that this worker sends in a round
   int32_t slice_received(int32_t round) const;  // and the one it receives
   size_t chunks_of(int32_t slice) const;
-  bool locate(const transport::BulkHeader& header, size_t nbytes, size_t* chunk) const;
   void send_chunk(int32_t round, size_t chunk);
   void received(int32_t round, size_t chunk);
   void check_end();
@@ -41,10 +37,9 @@ class Ring final : public Task {
   const int32_t left_, right_;
   size_t chunk_ = 0;  // elements
   std::vector<size_t> bounds_;
-  std::vector<std::vector<char>> have_;  // by round, by chunk
+  std::vector<std::vector<char>> have_;  // by round, by chunk: it has come, or is coming
   size_t to_receive_ = 0;
   size_t sends_ = 0;
-  Sink sink_;
 };
 
 // A row of the table (all_reduce.h).

@@ -1,7 +1,6 @@
 #include "core/collectives/scheduled.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
@@ -30,7 +29,6 @@ void Scheduled::start() {
   const auto& entries = plan_.schedule->entries;
   states_.resize(entries.size());
   receives_from_.resize(group_->size());
-  sinks_.resize(group_->size());
   left_ = entries.size();
   for (size_t entry = 0; entry < entries.size(); ++entry) {
     State& state = states_[entry];
@@ -81,7 +79,7 @@ void Scheduled::begin(size_t entry) {
   auto parked = std::move(state.parked);
   state.parked.clear();
   for (auto& [chunk, receipt] : parked) {
-    use(entry, chunk, receipt->data());
+    landing_of(entry, chunk).take(0, receipt->data());
     receipt->finish({});
     received(entry, chunk);
   }
@@ -118,64 +116,34 @@ void Scheduled::send_entry(size_t entry) {
   }
 }
 
-// The chunk that a header names, if offset and size are exactly those of a chunk that `source` sends.
-bool Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes, size_t* entry,
-                       size_t* chunk) const {
-  if (header.phase >= receives_from_[source].size() || header.offset % plan_.element != 0) return false;
-  *entry = receives_from_[source][header.phase];
-  const Transfer& in = transfer(*entry);
+std::optional<Landing> Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
+  if (header.phase >= receives_from_[source].size() || header.offset % plan_.element != 0) return {};
+  const size_t entry = receives_from_[source][header.phase];
+  const Transfer& in = transfer(entry);
   const uint64_t at = header.offset / plan_.element;
-  if (at < in.begin || at >= in.begin + in.count || (at - in.begin) % chunk_ != 0) return false;
-  *chunk = (at - in.begin) / chunk_;
-  return nbytes == std::min<uint64_t>(chunk_, in.begin + in.count - at) * plan_.element;
-}
-
-transport::BulkSink* Scheduled::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
-  size_t entry, chunk;
-  if (!locate(source, header, nbytes, &entry, &chunk)) return nullptr;  // told when it is complete
-  if (!states_[entry].begun || states_[entry].have[chunk]) return nullptr;
-  Sink& sink = sinks_[source];
-  std::byte* place = place_of(entry, chunk);
-  transfer(entry).kind == TransferKind::kReduce ? sink.add_to(place, plan_.element, plan_.add)
-                                                : sink.copy_to(place);
-  sink.landing.begin(header);
-  return &sink;
-}
-
-void Scheduled::on_chunk(int32_t source, const BulkHeader& header, std::unique_ptr<BulkReceipt> receipt) {
-  const auto data = receipt->data();
-  size_t entry, chunk;
-  if (data.empty() && sinks_[source].landing.end(header)) {  // so it was checked
-    entry = receives_from_[source][header.phase];
-    chunk = (header.offset / plan_.element - transfer(entry).begin) / chunk_;
-    receipt->finish({});
-    received(entry, chunk);
-    return begin_ready();
-  }
-  if (!locate(source, header, data.size(), &entry, &chunk) || states_[entry].have[chunk]) {
-    const size_t nbytes = data.size();
-    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    return protocol_error(source, header, nbytes);
-  }
+  if (at < in.begin || at >= in.begin + in.count || (at - in.begin) % chunk_ != 0) return {};
+  const size_t chunk = (at - in.begin) / chunk_;
+  if (nbytes != std::min<uint64_t>(chunk_, in.begin + in.count - at) * plan_.element) return {};
   State& state = states_[entry];
+  if (state.have[chunk]) return {};
   if (!state.begun) {
-    state.have[chunk] = 1;  // a second one is refused
-    state.parked.emplace_back(chunk, std::move(receipt));
-    return;
+    return Landing{.keep = [this, entry, chunk](std::unique_ptr<BulkReceipt> receipt) {
+      states_[entry].have[chunk] = 1;
+      states_[entry].parked.emplace_back(chunk, std::move(receipt));
+    }};
   }
-  use(entry, chunk, data);
-  receipt->finish({});
-  received(entry, chunk);
-  begin_ready();
+  state.have[chunk] = 1;
+  Landing landing = landing_of(entry, chunk);
+  landing.landed = [this, entry, chunk] {
+    received(entry, chunk);
+    begin_ready();
+  };
+  return landing;
 }
 
-void Scheduled::use(size_t entry, size_t chunk, std::span<const std::byte> data) {
-  std::byte* place = place_of(entry, chunk);
-  if (transfer(entry).kind == TransferKind::kReduce) {
-    plan_.add(place, data.data(), data.size() / plan_.element);
-  } else {
-    std::memcpy(place, data.data(), data.size());
-  }
+Landing Scheduled::landing_of(size_t entry, size_t chunk) const {
+  const bool reduces = transfer(entry).kind == TransferKind::kReduce;
+  return {.place = place_of(entry, chunk), .add = reduces ? &plan_.add : nullptr, .element = plan_.element};
 }
 
 void Scheduled::received(size_t entry, size_t chunk) {

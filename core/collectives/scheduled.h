@@ -4,7 +4,6 @@
 
 #include "core/collectives/all_reduce.h"
 #include "core/collectives/schedule.h"
-#include "core/collectives/sink.h"
 #include "core/mesh/task.h"
 
 namespace dsgd {
@@ -22,9 +21,7 @@ class Scheduled final : public Task {
             std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
-  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
-  void on_chunk(int32_t source, const transport::BulkHeader& header,
-                std::unique_ptr<transport::BulkReceipt> receipt) override;
+  std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
   void drop_chunks(const Status& cause) override;
 
@@ -47,13 +44,12 @@ class Scheduled final : public Task {
   std::byte* place_of(size_t entry, size_t chunk) const {
     return plan_.data + (transfer(entry).begin + chunk * chunk_) * plan_.element;
   }
-  bool locate(int32_t source, const transport::BulkHeader& header, size_t nbytes, size_t* entry,
-              size_t* chunk) const;
+
   void release(const std::vector<uint32_t>& entries);
   void begin_ready();
   void begin(size_t entry);
   void send_entry(size_t entry);
-  void use(size_t entry, size_t chunk, std::span<const std::byte> data);
+  Landing landing_of(size_t entry, size_t chunk) const;  // of a chunk whose transfer has begun
   void received(size_t entry, size_t chunk);
   void check_end();
 
@@ -63,8 +59,7 @@ class Scheduled final : public Task {
   std::vector<std::vector<size_t>> receives_from_;  // by rank, by number: the entry
   std::vector<size_t> ready_;                       // entries that may begin
   bool beginning_ = false;
-  size_t left_ = 0;          // entries not over
-  std::vector<Sink> sinks_;  // by source
+  size_t left_ = 0;  // entries not over
 };
 
 // A row of the table (all_reduce.h).

@@ -250,12 +250,43 @@ void Operations::send_small(int32_t rank, const BulkHeader& header, std::span<co
   peers_.send_small(rank, header, data);
 }
 
-transport::BulkSink* Operations::on_bulk(int32_t source, const BulkHeader& header, size_t nbytes) {
+// A chunk that goes to its place while it is read.
+class Operations::Sink final : public transport::BulkSink {
+ public:
+  Sink(Operations& operations, uint64_t number, int32_t source, Landing landing)
+      : operations_(operations), number_(number), source_(source), landing_(std::move(landing)) {}
+  std::byte* place(size_t offset, size_t) override {
+    return landing_.add ? nullptr : landing_.place + offset;
+  }
+  void take(size_t offset, std::span<const std::byte> piece) override { landing_.take(offset, piece); }
+  void landed() override { operations_.landed(number_, source_, landing_); }
+
+ private:
+  Operations& operations_;
+  const uint64_t number_;
+  const int32_t source_;
+  const Landing landing_;
+};
+
+std::unique_ptr<transport::BulkSink> Operations::on_bulk(int32_t source, const BulkHeader& header,
+                                                         size_t nbytes) {
   // Chunks that wait for their turn stay in order: none may overtake them.
   Operation* const operation = header.phase == kSignaturePhase ? nullptr : match(source, header);
   if (!operation) return nullptr;
-  Task& task = *operation->task;
-  return in_task(*operation, [&] { return task.on_bulk(task.group().place_of(source), header, nbytes); });
+  return in_task(*operation, [&]() -> std::unique_ptr<transport::BulkSink> {
+    Task& task = *operation->task;
+    auto landing = task.locate(task.group().place_of(source), header, nbytes);
+    if (!landing || !landing->place) return nullptr;  // taken, or refused, when it is complete
+    return std::make_unique<Sink>(*this, header.operation, source, std::move(*landing));
+  });
+}
+
+void Operations::landed(uint64_t number, int32_t source, const Landing& landing) {
+  Operation* const operation = find_open(number);
+  if (!operation) return;
+  hear(*operation, source);
+  in_task(*operation, landing.landed);
+  has_agreed(*operation, source);
 }
 
 void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
@@ -267,13 +298,28 @@ void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
       receipt->finish({});
     } else {
       hear(*operation, source);
-      Task& task = *operation->task;
-      in_task(*operation, [&] { task.on_chunk(task.group().place_of(source), header, std::move(receipt)); });
+      in_task(*operation, [&] { take(*operation, source, header, std::move(receipt)); });
     }
     return has_agreed(*operation, source);
   }
   if (history_.has_ended(header.operation)) return receipt->finish(refusal(source, header));
   table_[header.operation].parked.push_back({source, header, std::move(receipt)});
+}
+
+void Operations::take(Operation& operation, int32_t source, const BulkHeader& header,
+                      std::unique_ptr<transport::BulkReceipt> receipt) {
+  Task& task = *operation.task;
+  const int32_t place = task.group().place_of(source);
+  const std::span<const std::byte> data = receipt->data();
+  const auto landing = task.locate(place, header, data.size());
+  if (!landing) {
+    receipt->finish(Status(Code::kInternal, "unexpected chunk"));
+    return task.protocol_error(place, header, data.size());
+  }
+  if (!landing->place) return landing->keep(std::move(receipt));
+  landing->take(0, data);
+  receipt->finish({});
+  landing->landed();
 }
 
 // ---- failures and deadlines
@@ -460,11 +506,13 @@ void Operations::on_last_answer(int32_t rank) {
     Operation* const open = find_open(number);  // the failure of one may have ended another
     if (!open) continue;
     Task& task = *open->task;
-    fail(task, Status(Code::kWorkerLost, members().name(rank) + " closed its session while " + task.name() +
-                                             " needs it: it has failed, as its own output then says, or its "
-                                             "program makes fewer calls than this one")
-                   .with_rank(rank, members().host_of(rank))
-                   .with_operation(task.name()));
+    fail(task,
+         Status(Code::kWorkerLost,
+                members().name(rank) + " closed its session before " + task.name() +
+                    ", which needs all workers. Either it failed (see its output), or its program makes "
+                    "fewer calls than this one")
+             .with_rank(rank, members().host_of(rank))
+             .with_operation(task.name()));
   }
 }
 

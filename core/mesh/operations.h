@@ -61,7 +61,8 @@ class Operations final : public OperationEvents {
   void send_small(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data);
 
   // OperationEvents
-  transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
+  std::unique_ptr<transport::BulkSink> on_bulk(int32_t source, const transport::BulkHeader& header,
+                                               size_t nbytes) override;
   void on_bulk_end(int32_t source, const transport::BulkHeader& header,
                    std::unique_ptr<transport::BulkReceipt> receipt) override;
   bool has_begun(uint64_t operation) const override;
@@ -73,6 +74,7 @@ class Operations final : public OperationEvents {
 
  private:
   friend class Task;
+  class Sink;
   struct Parked {
     int32_t source;
     transport::BulkHeader header;
@@ -116,6 +118,9 @@ class Operations final : public OperationEvents {
   Task* begin(Operation& operation, transport::Time deadline);
   template <typename Work>
   auto in_task(Operation& operation, Work work) -> decltype(work());
+  void take(Operation& operation, int32_t source, const transport::BulkHeader& header,
+            std::unique_ptr<transport::BulkReceipt> receipt);
+  void landed(uint64_t number, int32_t source, const Landing& landing);
   void ended(Task& task, const Status& status);  // called by Task::end
   void destroy_later();
   // Ends an operation here that all workers know to have failed, whether it has begun or not.

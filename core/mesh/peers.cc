@@ -438,16 +438,17 @@ void Peers::note_use(ServerChannel& channel) {
   }
 }
 
-transport::BulkSink* Peers::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
+std::unique_ptr<transport::BulkSink> Peers::on_bulk(ServerChannel& channel, const BulkHeader& header,
+                                                    size_t nbytes) {
   auto it = incoming_.find(&channel);
   if (it == incoming_.end()) return nullptr;  // refused once it is in
   note_use(channel);
   if (!opened_ || header.view != members_.view().view || header.source != it->second.rank ||
       !members_.is_peer(header.source))
     return nullptr;
-  transport::BulkSink* const sink =
-      is_object(header.operation) ? session_.on_object_data(put_of_object(header.operation), header, nbytes)
-                                  : operations_->on_bulk(header.source, header, nbytes);
+  auto sink = is_object(header.operation)
+                  ? session_.on_object_data(put_of_object(header.operation), header, nbytes)
+                  : operations_->on_bulk(header.source, header, nbytes);
   if (sink) count_received(header.source, nbytes);  // else when it is in
   return sink;
 }

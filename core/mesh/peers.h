@@ -48,10 +48,9 @@ class SessionEvents {
   virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
   // PutObject, DeleteObject or FetchObject.
   virtual void on_object(transport::Message message, transport::Responder respond) = 0;
-  // A chunk of an object: its payload comes next, or is in. As transport::ServerHandler::on_bulk and
-  // on_bulk_end.
-  virtual transport::BulkSink* on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
-                                              size_t /*nbytes*/) {
+  // As transport::ServerHandler::on_bulk and on_bulk_end, for a chunk of an object.
+  virtual std::unique_ptr<transport::BulkSink> on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
+                                                              size_t /*nbytes*/) {
     return nullptr;
   }
   virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&,
@@ -67,8 +66,8 @@ class OperationEvents {
  public:
   virtual ~OperationEvents() = default;
   // As transport::ServerHandler::on_bulk and on_bulk_end, from this peer.
-  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header,
-                                       size_t nbytes) = 0;
+  virtual std::unique_ptr<transport::BulkSink> on_bulk(int32_t source, const transport::BulkHeader& header,
+                                                       size_t nbytes) = 0;
   virtual void on_bulk_end(int32_t source, const transport::BulkHeader& header,
                            std::unique_ptr<transport::BulkReceipt> receipt) = 0;
   virtual bool has_begun(uint64_t operation) const = 0;
@@ -171,8 +170,8 @@ class Peers final : public transport::ServerHandler {
   Status on_open(transport::ServerChannel& channel) override;
   void on_call(transport::ServerChannel& channel, transport::Message request,
                transport::Responder respond) override;
-  transport::BulkSink* on_bulk(transport::ServerChannel& channel, const transport::BulkHeader& header,
-                               size_t nbytes) override;
+  std::unique_ptr<transport::BulkSink> on_bulk(transport::ServerChannel& channel,
+                                               const transport::BulkHeader& header, size_t nbytes) override;
   void on_bulk_end(transport::ServerChannel& channel, const transport::BulkHeader& header,
                    std::unique_ptr<transport::BulkReceipt> receipt) override;
   void on_close(transport::ServerChannel& channel, const Status& why) override;

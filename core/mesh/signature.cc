@@ -71,7 +71,7 @@ std::string disagreement(int32_t rank, const Signature& one, int32_t other_rank,
   return "workers disagree: rank " + std::to_string(rank) + " calls " + first + ", rank " +
          std::to_string(other_rank) + " calls " + second +
          "; all workers must call the same operations in the same order" +
-         (is_step(one) != is_step(other) ? std::string("; ") + kUsedUp : std::string());
+         (is_step(one) != is_step(other) ? std::string("; ") + kUnevenDataAdvice : std::string());
 }
 
 }  // namespace dsgd

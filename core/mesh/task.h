@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
 #include "core/group/group.h"
+#include "core/mesh/landing.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -34,33 +36,16 @@ enum class Kind : uint8_t {
 enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
 
 const char* kind_name(Kind kind);
-// What a worker does whose data is used up before that of others.
-inline constexpr char kUsedUp[] =
-    "a worker without data goes on with weight 0 until all are done (in dsgd.torch: join())";
 const char* algorithm_name(Algorithm algorithm);
+// For messages where workers may have different amounts of data.
+inline constexpr char kUnevenDataAdvice[] =
+    "a worker that has no data left calls step with weight 0 until all_done (dsgd.torch: join())";
 
 // Returns the header with the fields that all workers must agree on; other fields are set by the caller or by
 // the mesh.
 transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
 // "all-reduce (float32, sum, 1024 elements)"; `parts`, unless empty, replaces the number of elements.
 std::string describe(const transport::BulkHeader& shape, const std::string& parts = {});
-
-// Remembers the chunk for which a sink was given, to match it with the chunk that arrives without pooled
-// data.
-class Landing {
- public:
-  void begin(const transport::BulkHeader& header) {
-    active_ = true, phase_ = header.phase, offset_ = header.offset;
-  }
-  bool end(const transport::BulkHeader& header) {
-    return std::exchange(active_, false) && phase_ == header.phase && offset_ == header.offset;
-  }
-
- private:
-  bool active_ = false;
-  uint16_t phase_ = 0;
-  uint64_t offset_ = 0;
-};
 
 class Task {
  public:
@@ -87,11 +72,10 @@ class Task {
   const Group& group() const { return *group_; }
 
   virtual void start() = 0;
-  // A chunk whose shape agrees. Offsets and sizes are still unchecked.
-  virtual transport::BulkSink* on_bulk(int32_t source, const transport::BulkHeader& header,
-                                       size_t nbytes) = 0;
-  virtual void on_chunk(int32_t source, const transport::BulkHeader& header,
-                        std::unique_ptr<transport::BulkReceipt> receipt) = 0;
+  // Returns where a chunk goes whose shape agrees; nothing if no such chunk may come from `source`, or if it
+  // has come already. Offset and size are still unchecked. A place that is returned is given to the chunk.
+  virtual std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header,
+                                        size_t nbytes) = 0;
   // Places that this task still waits for; empty once it has ended.
   virtual std::vector<int32_t> missing() const = 0;
   std::vector<int32_t> missing_ranks() const;

@@ -37,7 +37,8 @@ void ObjectFetches::begin(Peers* peers, uint64_t put, const std::string& name, O
 void ObjectFetches::ask_next(uint64_t put) {
   Fetch& fetch = fetches_.at(put);
   fetch.cut_off = false;
-  if (std::exchange(fetch.landing, 0) > 0) discard(*fetch.peers, put);
+  if (fetch.placed > fetch.received) discard(*fetch.peers, put);
+  fetch.placed = fetch.received;
   while (!fetch.sources.empty() && fetch.peers->has_left(fetch.sources.back())) fetch.sources.pop_back();
   if (fetch.sources.empty()) {
     const Done done = std::move(fetch.done);
@@ -77,17 +78,37 @@ void ObjectFetches::peer_left(int32_t rank) {
   }
 }
 
-transport::BulkSink* ObjectFetches::on_data(uint64_t put, const transport::BulkHeader& header,
-                                            size_t nbytes) {
+// The next part of an object, which goes to its place while it is read. It holds the object's memory.
+class ObjectFetches::Sink final : public transport::BulkSink {
+ public:
+  Sink(ObjectFetches& fetches, uint64_t put, std::shared_ptr<Object> object, std::byte* place, size_t nbytes)
+      : fetches_(fetches), put_(put), object_(std::move(object)), place_(place), nbytes_(nbytes) {}
+  std::byte* place(size_t offset, size_t) override { return place_ + offset; }
+  void take(size_t, std::span<const std::byte>) override {}  // place() is never null
+  void landed() override { fetches_.received(put_, nbytes_); }
+
+ private:
+  ObjectFetches& fetches_;
+  const uint64_t put_;
+  const std::shared_ptr<Object> object_;
+  std::byte* const place_;
+  const size_t nbytes_;
+};
+
+std::byte* ObjectFetches::place(Fetch& fetch, size_t nbytes) {
+  const uint64_t begin = std::exchange(fetch.placed, fetch.placed + nbytes);
+  fetch.object->bytes.resize(fetch.placed);
+  return reinterpret_cast<std::byte*>(fetch.object->bytes.data()) + begin;
+}
+
+std::unique_ptr<transport::BulkSink> ObjectFetches::on_data(uint64_t put, const transport::BulkHeader& header,
+                                                            size_t nbytes) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end()) return nullptr;
   Fetch& fetch = at->second;
-  if (header.source != fetch.source || header.offset != fetch.received ||
-      nbytes > fetch.total - fetch.received)
+  if (header.source != fetch.source || header.offset != fetch.placed || nbytes > fetch.total - fetch.placed)
     return nullptr;
-  fetch.object->bytes.resize(fetch.received + nbytes);
-  fetch.landing = nbytes;
-  return &fetch;
+  return std::make_unique<Sink>(*this, put, fetch.object, place(fetch, nbytes), nbytes);
 }
 
 void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& header,
@@ -98,17 +119,21 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
                                                        std::to_string(header.source)));
   }
   Fetch& fetch = at->second;
-  const std::span<const std::byte> pooled = receipt->data();
-  const size_t landed = std::exchange(fetch.landing, 0), nbytes = pooled.empty() ? landed : pooled.size();
-  if (nbytes == 0 || header.offset != fetch.received || nbytes > fetch.total - fetch.received) {
+  const std::span<const std::byte> data = receipt->data();
+  if (data.empty() || header.offset != fetch.placed || data.size() > fetch.total - fetch.placed) {
     return receipt->finish(Status(Code::kInternal, "a part of object '" + fetch.name + "' is missing"));
   }
-  if (!pooled.empty()) {
-    fetch.object->bytes.resize(fetch.received + nbytes);
-    std::memcpy(fetch.object->bytes.data() + fetch.received, pooled.data(), nbytes);
-  }
-  fetch.received += nbytes;
+  std::memcpy(place(fetch, data.size()), data.data(), data.size());
+  const size_t nbytes = data.size();
   receipt->finish({});
+  received(put, nbytes);
+}
+
+void ObjectFetches::received(uint64_t put, size_t nbytes) {
+  const auto at = fetches_.find(put);
+  if (at == fetches_.end()) return;
+  Fetch& fetch = at->second;
+  fetch.received += nbytes;
   for (Reader& reader : fetch.readers)
     feed(*fetch.peers, put, fetch.object, fetch.received, fetch.total, &reader);
   if (fetch.received < fetch.total) return;
@@ -149,7 +174,8 @@ void ObjectFetches::feed(Peers& peers, uint64_t put, const SharedObject& object,
 
 void ObjectFetches::drop(Peers& peers, uint64_t put) {
   peers.revoke(object_operation(put));
-  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.landing > 0) discard(peers, put);
+  if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.placed > at->second.received)
+    discard(peers, put);
   const auto dropped = fetches_.extract(put);
   if (!dropped) return;
   for (const Reader& reader : dropped.mapped().readers) reader.respond(gone(dropped.mapped().name));

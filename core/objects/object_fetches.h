@@ -40,23 +40,20 @@ class ObjectFetches {
   void drop(Peers& peers, uint64_t put);
   void peer_left(int32_t rank);
 
-  // The data of one chunk begin and end.
-  transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes);
+  // As ServerHandler::on_bulk and on_bulk_end.
+  std::unique_ptr<transport::BulkSink> on_data(uint64_t put, const transport::BulkHeader& header,
+                                               size_t nbytes);
   void on_data_end(uint64_t put, const transport::BulkHeader& header,
                    std::unique_ptr<transport::BulkReceipt> receipt);
 
  private:
-  struct Fetch final : transport::BulkSink {
-    std::byte* place(size_t offset, size_t) override {
-      return reinterpret_cast<std::byte*>(object->bytes.data()) + received + offset;
-    }
-    void take(size_t, std::span<const std::byte>) override {}  // place() is never null
-
+  class Sink;
+  struct Fetch {
     Peers* peers;
     std::string name;
     std::shared_ptr<Object> object;  // its memory is reserved, so the data never move
     uint64_t total = 0, received = 0;
-    size_t landing = 0;            // bytes of the chunk that is arriving; 0: none
+    uint64_t placed = 0;           // end of the chunks that have a place: `received`, or more while some land
     std::vector<int32_t> sources;  // that have not been asked, the next one last
     int32_t source = -1;
     bool cut_off = false;  // the connection to the source has ended: it has left, or the session will fail
@@ -65,6 +62,9 @@ class ObjectFetches {
   };
   void ask_next(uint64_t put);
   void answered(uint64_t put, int32_t source, const Status& status);
+  // Gives the next `nbytes` a place.
+  static std::byte* place(Fetch& fetch, size_t nbytes);
+  void received(uint64_t put, size_t nbytes);  // they are there
   static void feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
                    Reader* reader);
 

@@ -52,8 +52,9 @@ class Objects {
   // A message about an object. `deadline`: for a removal that rank 0 carries out for another worker.
   void receive(Peers* peers, Deadline deadline, transport::Message message,
                const transport::Responder& respond);
-  // The data of one chunk begin and end.
-  transport::BulkSink* on_data(uint64_t put, const transport::BulkHeader& header, size_t nbytes) {
+  // As ServerHandler::on_bulk and on_bulk_end.
+  std::unique_ptr<transport::BulkSink> on_data(uint64_t put, const transport::BulkHeader& header,
+                                               size_t nbytes) {
     return fetches_.on_data(put, header, nbytes);
   }
   void on_data_end(uint64_t put, const transport::BulkHeader& header,

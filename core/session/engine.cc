@@ -588,7 +588,8 @@ void Engine::warn_of_departed(uint64_t call) {
   std::erase_if(departed_, [&](int32_t rank) {
     if (!mesh_->peers.left_before(rank, operation_number(call, 0))) return false;
     log_->warning("training goes on without " + mesh_->members().name(rank) +
-                  ", which has closed its session; its model keeps the values that it had then; " + kUsedUp);
+                  ", which has closed its session; its model keeps the values that it had then; " +
+                  kUnevenDataAdvice);
     return true;
   });
 }

@@ -149,8 +149,8 @@ class Engine final : public SessionEvents {
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_given_up(int32_t rank, uint64_t call, const Status& cause) override;
   void on_object(transport::Message message, transport::Responder respond) override;
-  transport::BulkSink* on_object_data(uint64_t put, const transport::BulkHeader& header,
-                                      size_t nbytes) override {
+  std::unique_ptr<transport::BulkSink> on_object_data(uint64_t put, const transport::BulkHeader& header,
+                                                      size_t nbytes) override {
     return objects_.on_data(put, header, nbytes);
   }
   void on_object_data_end(uint64_t put, const transport::BulkHeader& header,

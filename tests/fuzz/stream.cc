@@ -18,6 +18,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/authentication.h"
@@ -41,10 +42,7 @@ constexpr size_t kReceiveMemory = 4 << 20, kLargestFrame = 64 << 20;
 // Lands chunks up to its size, in place or in pieces by turns, with all bounds checked by the sanitizer.
 class Sink final : public BulkSink {
  public:
-  void begin(size_t nbytes) {
-    data_.reset(new std::byte[nbytes]);
-    nbytes_ = nbytes;
-  }
+  explicit Sink(size_t nbytes) : data_(new std::byte[nbytes]), nbytes_(nbytes) {}
   std::byte* place(size_t offset, size_t n) override {
     if (offset > nbytes_ || n > nbytes_ - offset) fail("a place beyond the chunk");
     return ++turn_ % 2 == 0 ? data_.get() + offset : nullptr;
@@ -53,11 +51,15 @@ class Sink final : public BulkSink {
     if (offset > nbytes_ || piece.size() > nbytes_ - offset) fail("a piece beyond the chunk");
     std::copy(piece.begin(), piece.end(), data_.get() + offset);
   }
+  void landed() override {
+    if (std::exchange(landed_, true)) fail("a chunk landed twice");
+  }
 
  private:
-  std::unique_ptr<std::byte[]> data_;
-  size_t nbytes_ = 0;
+  const std::unique_ptr<std::byte[]> data_;
+  const size_t nbytes_;
   int turn_ = 0;
+  bool landed_ = false;
 };
 
 class Handler final : public ServerHandler {
@@ -71,11 +73,11 @@ class Handler final : public ServerHandler {
     if (std::holds_alternative<Watch>(request)) return;  // dropped
     respond(std::move(request));
   }
-  BulkSink* on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) override {
+  std::unique_ptr<BulkSink> on_bulk(ServerChannel& channel, const BulkHeader& header,
+                                    size_t nbytes) override {
     if (header.operation % 4 == 3) channel.discard(header.operation, Status(Code::kAborted, "fuzz"));
     if (header.operation % 4 == 0 || nbytes > kLargest) return nullptr;
-    sink_.begin(nbytes);
-    return &sink_;
+    return std::make_unique<Sink>(nbytes);
   }
   void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                    std::unique_ptr<BulkReceipt> receipt) override {
@@ -90,7 +92,6 @@ class Handler final : public ServerHandler {
 
  private:
   static constexpr size_t kLargest = 1 << 20;
-  Sink sink_;
 };
 
 class Server final : public AcceptHandler {

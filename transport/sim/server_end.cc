@@ -68,7 +68,7 @@ bool ServerEnd::receive(Packet& packet) {
   if (listener_) return receive_handshake(packet);
   if (!opened_) return false;  // on_open comes first
   if (packet.corrupted) {
-    if (incoming_ && incoming_->sink) land(packet.body);  // it is where it belongs before anybody knows
+    if (incoming_ && incoming_->lands()) land(packet.body);  // it is where it belongs before anybody knows
     answer(FrameKind::kCorrupted, 0, {});
     over({Code::kCorrupted, "a received frame failed its CRC32C check"}, false);
     return true;
@@ -196,7 +196,7 @@ bool ServerEnd::receive_chunk(Packet& packet) {
   network_->counters.bytes_received += packet.head.size() + packet.body.size();
   if (chunk.pooled) {
     chunk.pooled->insert(chunk.pooled->end(), packet.body.begin(), packet.body.end());
-  } else if (chunk.sink) {
+  } else if (chunk.lands()) {
     land(packet.body);
     if (closed_) return true;
   }
@@ -211,14 +211,14 @@ bool ServerEnd::begin_chunk(const Packet& packet) {
     over(header.ok() ? Status(Code::kIo, "a chunk without its head") : header.status(), true);
     return false;
   }
-  incoming_ = std::make_unique<Incoming>();
+  incoming_ = std::make_shared<Incoming>();
   incoming_->id = packet.id;
   incoming_->header = header.value();
   incoming_->nbytes = packet.total;
   if (packet.kind == FrameKind::kBulk) {
-    BulkSink* sink = handler_->on_bulk(*this, header.value(), packet.total);
+    auto sink = handler_->on_bulk(*this, header.value(), packet.total);
     if (closed_) return false;
-    if (!incoming_->discarded) incoming_->sink = sink;  // on_bulk itself may discard
+    incoming_->sink = std::move(sink);
   }
   return true;
 }
@@ -226,9 +226,10 @@ bool ServerEnd::begin_chunk(const Packet& packet) {
 // The sink says piece by piece where to; the regions it is asked for differ from the pieces that arrive.
 void ServerEnd::land(std::span<const std::byte> piece) {
   Random& random = network_->kernel.random();
+  const std::shared_ptr<Incoming> held = incoming_;  // the sink may end the connection
+  Incoming& chunk = *held;
   size_t used = 0;
-  while (used < piece.size() && !closed_ && incoming_->sink) {
-    Incoming& chunk = *incoming_;
+  while (used < piece.size() && !closed_ && chunk.lands()) {
     const size_t offset = chunk.received + used;
     if (chunk.place == nullptr) {
       const size_t rest = chunk.nbytes - offset;
@@ -237,7 +238,7 @@ void ServerEnd::land(std::span<const std::byte> piece) {
       chunk.place = chunk.sink->place(offset, region);
       chunk.place_begin = offset;
       chunk.place_end = offset + region;
-      if (closed_ || !chunk.sink) return;
+      if (closed_ || !chunk.lands()) return;
       if (chunk.place == nullptr) {
         const size_t n = std::min(region, piece.size() - used);
         chunk.sink->take(offset, piece.subspan(used, n));
@@ -258,7 +259,11 @@ void ServerEnd::end_chunk() {
     answer(FrameKind::kBulkReply, chunk->id, encode_status(chunk->why_discarded));
     return;
   }
-  if (chunk->sink) ++network_->counters.landed;
+  if (chunk->sink) {
+    ++network_->counters.landed;
+    answer(FrameKind::kBulkReply, chunk->id, encode_status({}));
+    return chunk->sink->landed();
+  }
   handler_->on_bulk_end(
       *this, chunk->header,
       std::make_unique<Receipt>(weak_from_this(), network_, chunk->id, std::move(chunk->pooled)));
@@ -269,7 +274,6 @@ void ServerEnd::discard(uint64_t operation, const Status& why) {
   if (!incoming_ || incoming_->header.operation != operation || incoming_->discarded) return;
   incoming_->discarded = true;
   incoming_->why_discarded = why;
-  incoming_->sink = nullptr;
   incoming_->place = nullptr;
   if (auto pooled = std::exchange(incoming_->pooled, nullptr)) {
     pooled_ -= incoming_->nbytes;

@@ -30,12 +30,13 @@ class ServerEnd final : public End, public ServerChannel, public std::enable_sha
     uint64_t id = 0;
     BulkHeader header;
     size_t nbytes = 0, received = 0;
-    BulkSink* sink = nullptr;
-    std::byte* place = nullptr;  // region [place_begin, place_end) given by the sink
+    std::unique_ptr<BulkSink> sink;  // not used once the chunk is discarded
+    std::byte* place = nullptr;      // region [place_begin, place_end) given by the sink
     size_t place_begin = 0, place_end = 0;
     std::unique_ptr<std::vector<std::byte>> pooled;
     bool discarded = false;
     Status why_discarded;
+    bool lands() const { return sink && !discarded; }
   };
 
   bool receive_handshake(Packet& packet);
@@ -58,7 +59,7 @@ class ServerEnd final : public End, public ServerChannel, public std::enable_sha
   Nonce challenge_{};
   bool challenged_ = false;  // the hello is in
   ServerHandler* handler_ = nullptr;
-  std::unique_ptr<Incoming> incoming_;
+  std::shared_ptr<Incoming> incoming_;
   size_t pooled_ = 0;  // held by receipts of this connection and by incoming_
   bool opened_ = false, closed_ = false, waits_for_pool_ = false;
 };

@@ -43,7 +43,10 @@ ReadShared::ReadShared(size_t receive_memory)
 Frame::~Frame() noexcept(false) {
   FrameReader* reader = *reader_;
   if (!reader) return;
-  if (slot_ >= 0) reader->free_slots_.push_back(slot_);
+  if (slot_ >= 0) {
+    reader->slots_[slot_].sink = nullptr;
+    reader->free_slots_.push_back(slot_);
+  }
   if (live_) --reader->live_frames_;
 }
 
@@ -350,7 +353,9 @@ FrameReader::Step FrameReader::begin_payload() {
   if (span) {
     slots_[slot].header = header;
     frame_->slot_ = slot;
-    sink_ = landing_->on_span(header, nbytes_, &refused);
+    std::unique_ptr<BulkSink> sink = landing_->on_span(header, nbytes_, &refused);
+    sink_ = sink.get();
+    slots_[slot].sink = std::move(sink);
     if (slots_[slot].discarded) {  // from within on_bulk
       sink_ = nullptr;
       refused = slots_[slot].why;

@@ -45,6 +45,7 @@ struct ReadShared {
 // A payload that went past memory of ours: to a sink, or to nowhere.
 struct Landed {
   BulkHeader header;
+  std::unique_ptr<BulkSink> sink;
   bool discarded = false;
   Status why;  // of a discarded one
 };
@@ -83,7 +84,7 @@ class FrameReader {
    public:
     // A sink; or null: pooled memory, or nowhere when *refused is set to an error, which then answers the
     // call.
-    virtual BulkSink* on_span(const BulkHeader& header, size_t nbytes, Status* refused) = 0;
+    virtual std::unique_ptr<BulkSink> on_span(const BulkHeader& header, size_t nbytes, Status* refused) = 0;
 
    protected:
     ~Landing() = default;
@@ -107,7 +108,7 @@ class FrameReader {
   void use_checksums() { checksums_ = true; }
   void limit_frames(size_t nbytes) { largest_ = nbytes; }
 
-  // No sink of this operation is used after this; what is under way is read and thrown away.
+  // No sink of this operation is used after this. The rest of its chunk is read and thrown away.
   void discard(uint64_t operation, const Status& why);
 
   // The landed payload that a Data of a push stands for; null: the Data is real.
@@ -158,7 +159,7 @@ class FrameReader {
   // The payload under way.
   enum class Where { kBuffer, kPlace, kPieces, kNowhere };
   Where where_ = Where::kBuffer;
-  BulkSink* sink_ = nullptr;
+  BulkSink* sink_ = nullptr;  // of its slot
   std::byte* place_ = nullptr;
   size_t nbytes_ = 0;  // want_ less the padding
   size_t taken_ = 0;   // bytes given to take()

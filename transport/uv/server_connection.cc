@@ -183,7 +183,8 @@ void ServerConnection::answer_call(uint64_t id, const Result<Message>& result) {
 
 // ---- chunks
 
-BulkSink* ServerConnection::on_span(const BulkHeader& header, size_t nbytes, Status* refused) {
+std::unique_ptr<BulkSink> ServerConnection::on_span(const BulkHeader& header, size_t nbytes,
+                                                    Status* refused) {
   if (!serving()) {
     *refused = Status(Code::kClosed, "the connection was closed by the side that accepted it");
     return nullptr;
@@ -201,8 +202,10 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
   auto bytes = params.getData();
   std::span<const std::byte> data(reinterpret_cast<const std::byte*>(bytes.begin()), bytes.size());
   Status refused = header.status();
+  std::unique_ptr<BulkSink> sink;
   if (Landed* landed = link_->reader().landed(data.data())) {
     if (landed->discarded) refused = landed->why;
+    sink = std::move(landed->sink);
     data = {};
   }
   if (data.empty()) context.releaseParams();
@@ -216,10 +219,13 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
   auto paf = kj::newPromiseAndFulfiller<void>();
   pushes_.emplace(id, OpenPush{kj::mv(context), kj::mv(paf.fulfiller)});
   KJ_ON_SCOPE_FAILURE(pushes_.erase(id));  // RPC answers the push with the exception
-  if (refused.ok()) {
-    handler_->on_bulk_end(*this, header.value(), std::make_unique<Receipt>(anchor_, id, data));
-  } else {
+  if (!refused.ok()) {
     answer_push(id, refused);
+  } else if (sink) {
+    answer_push(id, Status());
+    sink->landed();
+  } else {
+    handler_->on_bulk_end(*this, header.value(), std::make_unique<Receipt>(anchor_, id, data));
   }
   return kj::mv(paf.promise);
 }

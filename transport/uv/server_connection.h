@@ -63,7 +63,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   void drop_rpc();
   Status dropped(const char* what);
 
-  BulkSink* on_span(const BulkHeader& header, size_t nbytes, Status* refused) override;
+  std::unique_ptr<BulkSink> on_span(const BulkHeader& header, size_t nbytes, Status* refused) override;
 
   bool nothing_to_send() const override { return true; }
   bool holds_messages() const override { return !calls_.empty() || !pushes_.empty(); }
@@ -79,7 +79,7 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   uint64_t next_id_ = 0;
   std::unordered_map<uint64_t, OpenCall> calls_;
   std::unordered_map<uint64_t, OpenPush> pushes_;
-  std::set<Receipt*> receipts_;  // with pooled data
+  std::set<Receipt*> receipts_;  // with data
   std::map<uint64_t, Status> discarded_;
   std::deque<uint64_t> discarded_order_;
 };

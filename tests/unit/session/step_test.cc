@@ -675,8 +675,9 @@ TEST(Disagreement, OfAStepAndACollectiveSaysWhatAWorkerWithoutDataDoes) {
                         : dsgd_allreduce(session, nullptr, &loss, &loss, sizeof loss, DSGD_FLOAT32, DSGD_SUM,
                                          nullptr, nullptr, error),
               DSGD_ERR_MISMATCH);
-    EXPECT_NE(error.message().find("in the same order; a worker without data goes on with weight 0"),
-              std::string::npos)
+    EXPECT_NE(
+        error.message().find("in the same order; a worker that has no data left calls step with weight 0"),
+        std::string::npos)
         << error.message();
   });
 }

@@ -85,28 +85,37 @@ void Recorder::on_call(ServerChannel& channel, Message request, Responder respon
   }
 }
 
-BulkSink* Recorder::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
+// The channel's handle of a test's sink.
+class Recorder::Borrowed final : public BulkSink {
+ public:
+  Borrowed(Recorder& recorder, const BulkHeader& header, TestSink& sink)
+      : recorder_(recorder), header_(header), sink_(sink) {}
+  std::byte* place(size_t offset, size_t n) override { return sink_.place(offset, n); }
+  void take(size_t offset, std::span<const std::byte> piece) override { sink_.take(offset, piece); }
+  void landed() override {
+    recorder_.check_loop();
+    recorder_.order.push_back("chunk " + std::to_string(header_.operation));
+    recorder_.chunks.push_back({header_, sink_.data(), true});
+  }
+
+ private:
+  Recorder& recorder_;
+  const BulkHeader header_;
+  TestSink& sink_;
+};
+
+std::unique_ptr<BulkSink> Recorder::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
   check_loop();
   asked.push_back(nbytes);
   TestSink* sink = choose_sink ? choose_sink(channel, header, nbytes) : nullptr;
-  if (sink != nullptr) sinks_.emplace_back(header, sink);
-  return sink;
+  return sink ? std::make_unique<Borrowed>(*this, header, *sink) : nullptr;
 }
 
 void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                            std::unique_ptr<BulkReceipt> receipt) {
   check_loop();
   order.push_back("chunk " + std::to_string(header.operation));
-  Chunk chunk{header, {receipt->data().begin(), receipt->data().end()}, false};
-  for (auto entry = sinks_.begin(); entry != sinks_.end(); ++entry) {
-    if (entry->first != header) continue;
-    EXPECT_TRUE(chunk.data.empty()) << "data() is empty when the chunk went to a sink";
-    chunk.data = entry->second->data();
-    chunk.landed = true;
-    sinks_.erase(entry);
-    break;
-  }
-  chunks.push_back(std::move(chunk));
+  chunks.push_back({header, {receipt->data().begin(), receipt->data().end()}, false});
   if (receive) {
     receive(channel, header, std::move(receipt));
   } else {

@@ -41,18 +41,20 @@ class ChecksumTest : public NetworkTest {
           outcome.delivered_as_sent && put && put->name == "name" && put->data == object_;
       respond(std::move(request));
     };
-    server_side.bulk = [&](ServerChannel&, const BulkHeader& header, size_t) -> BulkSink* {
+    server_side.bulk = [&](ServerChannel&, const BulkHeader& header, size_t) -> OwnedSink* {
       return header.operation == 2 ? &place : header.operation == 3 ? &pieces : nullptr;
+    };
+    const auto delivered = [&](const BulkHeader& header, std::span<const std::byte> got) {
+      const std::vector<std::byte>& want = header.operation == 1 ? small_ : span_;
+      outcome.delivered_as_sent = outcome.delivered_as_sent && header.operation <= 4 && header.tag == 77 &&
+                                  std::equal(got.begin(), got.end(), want.begin(), want.end());
+    };
+    server_side.landed = [&](const BulkHeader& header) {
+      delivered(header, header.operation == 2 ? place.data : pieces.data);
     };
     server_side.bulk_end = [&](ServerChannel&, const BulkHeader& header,
                                std::unique_ptr<BulkReceipt> receipt) {
-      const auto data = receipt->data();
-      const std::vector<std::byte>& want = header.operation == 1 ? small_ : span_;
-      const std::span<const std::byte> got = header.operation == 2   ? std::span<const std::byte>(place.data)
-                                             : header.operation == 3 ? std::span<const std::byte>(pieces.data)
-                                                                     : data;
-      outcome.delivered_as_sent = outcome.delivered_as_sent && header.operation <= 4 && header.tag == 77 &&
-                                  std::equal(got.begin(), got.end(), want.begin(), want.end());
+      delivered(header, receipt->data());
       receipt->finish({});
     };
     auto options = dial_options(*client);
@@ -184,7 +186,7 @@ TEST_F(ChecksumTest, EverySizeArrivesWholeInPlaceInPiecesAndPooled) {
     for (int way = 0; way < 3; ++way) {
       CopySink sink(size, way == 0 ? CopySink::Mode::kPlace : CopySink::Mode::kPieces);
       std::vector<std::byte> pooled;
-      handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* {
+      handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> OwnedSink* {
         return way < 2 ? &sink : nullptr;
       };
       handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
@@ -209,12 +211,9 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   std::vector<std::byte> data = pattern(1 << 20, 3);
   const std::vector<std::byte> original = data;
   CopySink sink(data.size(), CopySink::Mode::kPlace);
-  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return &sink; };
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> OwnedSink* { return &sink; };
   bool complete = false;
-  handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
-    complete = true;
-    receipt->finish({});
-  };
+  handler.landed = [&](const BulkHeader&) { complete = true; };
   relay.limit(relay.forwarded() + 300000);
   BulkHeader header;
   header.operation = 9;

@@ -334,10 +334,7 @@ TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
   handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) {
     return n <= sink.data.size() ? &sink : nullptr;
   };
-  handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
-    ++ends;
-    receipt->finish({});
-  };
+  handler.landed = [&](const BulkHeader&) { ++ends; };
   {
     auto fd = welcomed();
     capnp::MallocMessageBuilder message(128);
@@ -359,7 +356,7 @@ TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
 TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
   start();
   size_t announced = 0;
-  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) -> BulkSink* {
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t n) -> OwnedSink* {
     announced = n;
     return nullptr;
   };

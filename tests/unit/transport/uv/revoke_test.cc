@@ -173,11 +173,12 @@ TEST_P(DiscardTest, ADiscardInMidLandingEndsAllWritesToTheSink) {
   bool landing = false;
   int ends = 0;
   on(*server, [&] {
-    handler.bulk = [&](ServerChannel&, const BulkHeader& h, size_t) -> BulkSink* {
+    handler.bulk = [&](ServerChannel&, const BulkHeader& h, size_t) -> OwnedSink* {
       if (h.operation != 1) return nullptr;
       landing = true;
       return sink.get();
     };
+    handler.landed = [&](const BulkHeader&) { ++ends; };
     handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {
       ++ends;
       receipt->finish({});
@@ -222,7 +223,7 @@ TEST_P(DiscardTest, AConnectionThatBreaksInMidLandingLeavesTheSinkAlone) {
   int ends = 0;
   on(*server, [&] {
     handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) { return sink.get(); };
-    handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>) { ++ends; };
+    handler.landed = [&](const BulkHeader&) { ++ends; };
   });
   relay.limit(relay.forwarded() + kChunk / 2);
   Status answer;

@@ -113,7 +113,15 @@ inline std::vector<std::byte> pattern(size_t n, unsigned seed) {
   return data;
 }
 
-class CopySink final : public BulkSink {
+// A sink that the test owns; TestHandler gives the channel a handle of it.
+class OwnedSink {
+ public:
+  virtual ~OwnedSink() = default;
+  virtual std::byte* place(size_t offset, size_t n) = 0;
+  virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
+};
+
+class CopySink final : public OwnedSink {
  public:
   enum class Mode { kPlace, kPieces };
   CopySink(size_t n, Mode mode) : data(n), mode_(mode) {}
@@ -137,8 +145,9 @@ class CopySink final : public BulkSink {
 struct TestHandler : ServerHandler {
   std::function<void(ServerChannel&, Message, Responder)> call =
       [](ServerChannel&, Message, Responder respond) { respond(Message(Empty{})); };
-  std::function<BulkSink*(ServerChannel&, const BulkHeader&, size_t)> bulk =
-      [](ServerChannel&, const BulkHeader&, size_t) -> BulkSink* { return nullptr; };
+  std::function<OwnedSink*(ServerChannel&, const BulkHeader&, size_t)> bulk =
+      [](ServerChannel&, const BulkHeader&, size_t) -> OwnedSink* { return nullptr; };
+  std::function<void(const BulkHeader&)> landed = [](const BulkHeader&) {};
   std::function<void(ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt>)> bulk_end =
       [](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) { receipt->finish({}); };
 
@@ -151,9 +160,10 @@ struct TestHandler : ServerHandler {
     Ordered ordered;
     call(channel, std::move(request), std::move(respond));
   }
-  BulkSink* on_bulk(ServerChannel& channel, const BulkHeader& header, size_t n) override {
+  std::unique_ptr<BulkSink> on_bulk(ServerChannel& channel, const BulkHeader& header, size_t n) override {
     Ordered ordered;
-    return bulk(channel, header, n);
+    OwnedSink* const sink = bulk(channel, header, n);
+    return sink ? std::make_unique<Borrowed>(*this, header, *sink) : nullptr;
   }
   void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                    std::unique_ptr<BulkReceipt> receipt) override {
@@ -168,6 +178,24 @@ struct TestHandler : ServerHandler {
   // On the loop only.
   std::vector<ServerChannel*> channels;
   std::vector<Status> closes;
+
+ private:
+  class Borrowed final : public BulkSink {
+   public:
+    Borrowed(TestHandler& handler, const BulkHeader& header, OwnedSink& sink)
+        : handler_(handler), header_(header), sink_(sink) {}
+    std::byte* place(size_t offset, size_t n) override { return sink_.place(offset, n); }
+    void take(size_t offset, std::span<const std::byte> piece) override { sink_.take(offset, piece); }
+    void landed() override {
+      Ordered ordered;
+      handler_.landed(header_);
+    }
+
+   private:
+    TestHandler& handler_;
+    const BulkHeader header_;
+    OwnedSink& sink_;
+  };
 };
 
 struct OpenDoor : AcceptHandler {
