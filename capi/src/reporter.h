@@ -7,8 +7,8 @@
 namespace dsgd::capi {
 
 // Returns an empty function if the key `supervisor` is not set. A report is one datagram, "RANK KIND CAUSE
-// TEXT", where RANK is the key `rank`. It is sent without waiting, and lost if the supervisor no longer runs
-// or its queue is full.
+// TEXT", where RANK is the key `rank`. It is lost if the supervisor no longer runs, or does not read for 50
+// ms while its queue is full.
 Log::Reporter make_reporter(const Config& config);
 
 }  // namespace dsgd::capi

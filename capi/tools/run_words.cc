@@ -42,24 +42,38 @@ uint32_t parse_count(const std::string& text) {
   return static_cast<uint32_t>(std::stoul(text));
 }
 
+// Throws for a command that is missing or begins like an option.
+void check_command(const std::vector<std::string>& command) {
+  if (command.empty())
+    throw UsageError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
+  if (find_others(command[0])) throw UsageError("COMMAND", unknown_word_fault(command[0]));
+  if (command[0].starts_with('-'))
+    throw UsageError("COMMAND", "'" + command[0] +
+                                    "' stands where a command begins; write options before the first --, of "
+                                    "which -n may also stand before a further command");
+}
+
 // A part after the first: [-n N] [--] COMMAND ARGUMENT...
 Part parse_part(const std::vector<std::string>& words) {
   Part part{1, {}};
-  size_t next = 0;
-  if (!words.empty() && find_others(words[0])) throw UsageError("COMMAND", unknown_word_fault(words[0]));
-  if (!words.empty() && (words[0] == "-n" || words[0] == "--workers")) {
-    if (words.size() < 2) throw UsageError("-n", "a number of workers must follow");
-    part.workers = parse_count(words[1]);
-    next = 2;
+  auto next = words.begin();
+  const auto take_count = [&](const std::string& option) {
+    if (next == words.end() || !next->starts_with(option)) return;
+    std::string count = (next++)->substr(option.size());
+    if (count.empty()) {
+      if (next == words.end()) throw UsageError("-n", "a number of workers must follow");
+      count = *next++;
+    } else if (count[0] == '=') {
+      count.erase(0, 1);
+    }
+    part.workers = parse_count(count);
+  };
+  if (next != words.end() && !find_others(*next)) {
+    take_count("-n");
+    if (next == words.begin()) take_count("--workers");
   }
-  if (next < words.size() && words[next] == "--") {
-    ++next;
-  } else if (next < words.size() && words[next].starts_with('-')) {
-    throw UsageError("COMMAND", "'" + words[next] +
-                                    "' stands where a further command begins, which takes the option -n; "
-                                    "write all other options before the first --");
-  }
-  part.command.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
+  if (next != words.end() && *next == "--") ++next;
+  part.command.assign(next, words.end());
   return part;
 }
 
@@ -77,9 +91,7 @@ std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::
   }
   std::vector<Part> parts{{workers, pieces[0]}};
   for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
-  for (const auto& part : parts)
-    if (part.command.empty())
-      throw UsageError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
+  for (const Part& part : parts) check_command(part.command);
   return parts;
 }
 
@@ -90,11 +102,12 @@ std::string count_fault(const std::string& text) {
   return fault;
 }
 
-// CLI11 takes what follows the ":" for options of the first command.
+// CLI11 takes what follows the ":" for options of the first command. After an option it is that option's
+// value.
 std::string separator_fault(const std::vector<std::string>& words) {
-  const auto found = std::find(words.begin(), words.end(), ":");
-  const bool is_value = found != words.begin() && found != words.end() && *std::prev(found) == "--separator";
-  return found == words.end() || is_value ? "" : unknown_word_fault(":");
+  for (size_t i = 1; i < words.size(); ++i)
+    if (words[i] == ":" && !words[i - 1].starts_with('-')) return unknown_word_fault(":");
+  return "";
 }
 
 std::string unknown_word_fault(const std::string& word) {

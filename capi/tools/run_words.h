@@ -21,7 +21,7 @@ std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::
 // Returns the error in the value of -n, or "".
 std::string count_fault(const std::string& text);
 
-// Returns the error of words "run ..." before "--" that divide commands by ":", or "".
+// Returns an error if a ':' separates commands before the first "--"; else "".
 std::string separator_fault(const std::vector<std::string>& words);
 
 // Returns the error of a word before "--": an option of another launcher, or a word that is no option.

@@ -117,6 +117,7 @@ struct Supervisor::Running {
   }
 
   const bool service;
+  bool succeeded = false;  // it has ended with status 0
   const int first_rank, workers;
   pid_t pid;  // also its process group; 0 once it has been reaped
   int pidfd = -1, input = -1;
@@ -231,14 +232,17 @@ void Supervisor::announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<
 
 void Supervisor::follow_joins() {
   reports_.take();
-  const bool waits = reports_.any_waits();
-  if (waits && unjoined_ && !ending_)
-    blame(*unjoined_, unjoined_->command + " ended without joining the job, which begins with all workers",
-          1);
   if (!head_) return;
+  const bool waits = reports_.any_waits();
   update(*others_, waits, reports_.progress());
   update(*head_, reports_.any_dials() && !waits,
          reports_.head_error().empty() ? "no answer yet" : reports_.head_error());
+}
+
+// A job begins with all workers. If one has ended without joining, those that wait for it wait in vain.
+void Supervisor::blame_unjoined() {
+  if (!unjoined_ || ending_ || reports_.any_joined() || !reports_.any_waits()) return;
+  blame(*unjoined_, unjoined_->command + " ended without joining the job; the other workers wait for it", 1);
 }
 
 void Supervisor::handle_events() {
@@ -253,6 +257,7 @@ void Supervisor::handle_events() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
   follow_joins();
+  blame_unjoined();
   handle_signals();
   char byte;
   if (fds[2].revents && read(lifeline_, &byte, 1) <= 0) {
@@ -326,7 +331,8 @@ void Supervisor::ended(Running& child) {
   reports_.take();  // all that it has reported
   reports_.forget(child.first_rank);
   const int status = exit_status(wait_status);
-  if (status == 0 && child.workers == 1 && !reports_.has_joined(child.first_rank)) unjoined_ = &child;
+  child.succeeded = status == 0;
+  if (child.succeeded && child.workers == 1) unjoined_ = &child;
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
@@ -344,7 +350,9 @@ void Supervisor::blame(const Running& child, const std::string& how, int status)
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;
   const auto line = FailureLine::parse(child.errors->last_line());  // a supervised `dsgd run` knows more
   if (line) failure = *line;
-  const std::string why = failure.cause < 0 ? "" : " because of rank " + std::to_string(failure.cause);
+  std::string why = failure.cause < 0 ? "" : " because of rank " + std::to_string(failure.cause);
+  for (const auto& other : children_)
+    if (other->succeeded && other->runs_rank(failure.cause)) why += ", which has ended with status 0";
   const bool others = !ending_ && anything_runs(true);
   std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
                others ? "; ending the others" : "");

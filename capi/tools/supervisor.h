@@ -76,6 +76,7 @@ class Supervisor {
   void ended(Running& child);
   void blame(const Running& child, const std::string& how, int status);
   void follow_joins();
+  void blame_unjoined();
   void interrupt(int signal);
   void end_all(int signal);
   void stop(Running& child, int signal);
@@ -94,7 +95,7 @@ class Supervisor {
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;
   std::vector<std::unique_ptr<Running>> children_;
-  const Running* unjoined_ = nullptr;  // the worker that ended last without having joined
+  const Running* unjoined_ = nullptr;  // the last worker that exited with status 0
   int status_ = 0;
   std::string first_failure_;
   bool ending_ = false;

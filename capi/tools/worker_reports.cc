@@ -74,11 +74,16 @@ void WorkerReports::note(const std::string& report) {
     dialing_.erase(rank);
     waiting_.insert(rank);
     progress_ = text;
-  } else if (kind == "joined" || kind == "failed") {
+  } else if (kind == "joined") {  // the job begins with all workers, so all have come
+    joined_ = true;
+    dialing_.clear();
+    waiting_.clear();
+    causes_.erase(rank);
+  } else if (kind == "failed") {
     forget(rank);
-    if (cause != rank)
-      causes_[rank] = cause;  // a worker that aborts because of another keeps that as its cause
-    if (kind == "joined") joined_.insert(rank);
+    if (cause != rank) causes_[rank] = {cause, ++failures_};  // else it aborts the job, maybe because of that
+  } else if (kind == "recovered") {
+    causes_.erase(rank);
   }
 }
 
@@ -88,13 +93,14 @@ void WorkerReports::forget(int rank) {
 }
 
 int WorkerReports::cause(int rank) const {
-  std::set<int> seen{rank};
-  int cause = -1;
-  for (auto found = causes_.find(rank);
-       found != causes_.end() && found->second >= 0 && seen.insert(found->second).second;
-       found = causes_.find(cause))
-    cause = found->second;
-  return cause;
+  auto failure = causes_.find(rank);
+  if (failure == causes_.end()) return -1;
+  for (;;) {
+    const auto next = causes_.find(failure->second.rank);
+    if (next == causes_.end() || next->second.rank < 0 || next->second.order > failure->second.order)
+      return failure->second.rank;
+    failure = next;
+  }
 }
 
 }  // namespace dsgd_tool

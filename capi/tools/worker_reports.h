@@ -1,6 +1,7 @@
 // The reports of the workers' libraries to this process (the configuration key `supervisor`).
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -18,13 +19,12 @@ class WorkerReports {
   int fd() const { return fd_; }                           // readable when there are reports
   void take();                                             // all that have come; never waits
   void forget(int rank);                                   // this worker has ended
-  // The rank where the last failure of worker `rank` comes from: the one that it names, or the one that this
-  // one's failure names, and so on; -1: none.
+  // Returns the rank that the last failure of `rank` names; or, if that one had failed before, the rank that
+  // its failure names, and so on. -1: none.
   int cause(int rank) const;
   bool any_dials() const { return !dialing_.empty(); }  // the head, which has not answered
   const std::string& head_error() const { return head_error_; }
-  bool any_joined() const { return !joined_.empty(); }  // the job, at any time
-  bool has_joined(int rank) const { return joined_.contains(rank); }
+  bool any_joined() const { return joined_; }                // the job, at any time
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
   const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
 
@@ -33,8 +33,14 @@ class WorkerReports {
 
   int fd_ = -1;
   std::string address_, head_error_, progress_;
-  std::map<int, int> causes_;                 // by rank
-  std::set<int> dialing_, waiting_, joined_;  // ranks
+  struct Cause {
+    int rank;
+    uint64_t order;  // of the reports of failures
+  };
+  std::map<int, Cause> causes_;  // by rank
+  uint64_t failures_ = 0;
+  std::set<int> dialing_, waiting_;  // ranks
+  bool joined_ = false;
 };
 
 }  // namespace dsgd_tool

@@ -23,7 +23,7 @@ struct LogRecord {
 // A change of state that is reported to the supervisor, the program that started this worker (the key
 // `supervisor`).
 struct WorkerReport {
-  enum class Kind { kDialing, kWaiting, kJoined, kFailed };
+  enum class Kind { kDialing, kWaiting, kJoined, kFailed, kRecovered };
   Kind kind;
   int32_t cause = -1;  // of kFailed: the rank that the failure names, -1: none
   // Of kDialing: why the head could not be reached; empty: no attempt has failed yet. Of kWaiting: "2 of 4
@@ -45,6 +45,16 @@ class Log {
   void report(const WorkerReport& report) const {
     if (reporter_) reporter_(report);
   }
+  // A call, or the session, has failed because of this rank; -1: none is known. If the host exits because of
+  // it, the supervisor names that rank. Any thread.
+  void report_failure(int32_t rank) {
+    failed_ = true;
+    report({WorkerReport::Kind::kFailed, rank});
+  }
+  // A call has succeeded, so the host goes on after the failures that were reported. Any thread.
+  void report_success() {
+    if (failed_ && failed_.exchange(false)) report({WorkerReport::Kind::kRecovered});
+  }
   bool enabled(LogLevel level) const { return sink_ && level <= threshold_; }
   void write(LogLevel level, const std::string& message) {
     if (!enabled(level)) return;
@@ -57,6 +67,7 @@ class Log {
   void debug(const std::string& message) { write(LogLevel::kDebug, message); }
 
  private:
+  std::atomic<bool> failed_{false};  // and no success was reported since
   LogLevel threshold_ = LogLevel::kError;
   Sink sink_;
   Reporter reporter_;

@@ -200,6 +200,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (rendezvous.complete()) complete();
   }
 
+  // The error of workers that wait for others, with the rank of the first that is missing.
+  Status waits(std::string text) const {
+    const std::vector<int32_t> missing = rendezvous.missing();
+    return Status(Code::kTimeout, std::move(text)).with_rank(missing.empty() ? -1 : missing.front());
+  }
+
   // Workers that come again and again do not fill the log: each number of workers is logged once.
   void log_progress() {
     const size_t come = rendezvous.size();
@@ -503,7 +509,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     // error with kTimeout whose text is the progress (Joiner::ask_progress).
     if (phase == Phase::kGathering && rendezvous.holds(channel)) {
       leases.renew(place_of(channel), loop.now());
-      return respond(Status(Code::kTimeout, rendezvous.progress()));
+      return respond(waits(rendezvous.progress()));
     }
     Worker* worker = by_control(channel);
     Result<Worker*> known = speaker(worker, worker ? worker->info.rank : -1, kFirstView);
@@ -681,10 +687,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     gone_timer = loop.schedule(loop.now() + options.init_timeout, [weak = weak_from_this(), gone, how] {
       auto self = weak.lock();
       if (!self || self->phase != Phase::kGathering) return;
-      self->cause = Status(Code::kTimeout, "worker " + describe_candidate(gone) + " " + how +
-                                               " before the job began, and no worker has joined for " +
-                                               describe_duration(self->options.init_timeout) +
-                                               " (init_timeout): " + self->rendezvous.progress());
+      self->cause = self->waits("worker " + describe_candidate(gone) + " " + how +
+                                " before the job began, and no worker has joined for " +
+                                describe_duration(self->options.init_timeout) +
+                                " (init_timeout): " + self->rendezvous.progress());
       self->end();
     });
   }

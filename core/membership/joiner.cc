@@ -95,6 +95,7 @@ void Joiner::ask_progress() {
                    if (answer.ok() || answer.status().code() != Code::kTimeout) return;
                    if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
                    self.report(WorkerReport::Kind::kWaiting, answer.status().message());
+                   self.missing_ = answer.status().rank();
                    if (self.progress_ == answer.status().message()) return;
                    self.progress_ = answer.status().message();
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
@@ -150,7 +151,8 @@ void Joiner::out_of_time() {
   const std::string remedy = "; start the missing workers, or raise `init_timeout`";
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
-                                          within + ": " + progress_ + remedy));
+                                          within + ": " + progress_ + remedy)
+                   .with_rank(missing_));
   }
   if (!progress_.empty()) {  // an embedded head ends with its worker, whose deadline may be earlier
     return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" +

@@ -62,6 +62,7 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   std::shared_ptr<transport::ClientChannel> channel_;
   Status last_error_;     // of the last attempt that failed
   std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
+  int32_t missing_ = -1;  // rank of the first that has not come; -1: not known
   std::string reported_;  // text of the last report()
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0, warning_timer_ = 0;
 };

@@ -154,27 +154,24 @@ std::vector<Rendezvous::Candidate> Rendezvous::take_by_rank() {
   return by_rank;
 }
 
-std::string Rendezvous::progress() const {
-  std::vector<std::string> come, missing;
-  std::vector<bool> taken(num_workers_);
-  bool all_ask = !candidates_.empty();
+std::vector<int32_t> Rendezvous::missing() const {
+  std::vector<bool> come(num_workers_);
   for (const Candidate& c : candidates_) {
-    come.push_back(describe_candidate(c.request.member));
-    const int32_t rank = c.request.member.rank;
-    if (rank >= 0) {
-      taken[static_cast<size_t>(rank)] = true;
-    } else {
-      all_ask = false;
-    }
+    if (c.request.member.rank < 0) return {};
+    come[static_cast<size_t>(c.request.member.rank)] = true;
   }
+  std::vector<int32_t> ranks;
+  for (size_t rank = 0; rank < come.size() && !candidates_.empty(); ++rank)
+    if (!come[rank]) ranks.push_back(static_cast<int32_t>(rank));
+  return ranks;
+}
+
+std::string Rendezvous::progress() const {
+  std::vector<std::string> come, not_come;
+  for (const Candidate& c : candidates_) come.push_back(describe_candidate(c.request.member));
+  for (const int32_t rank : missing()) not_come.push_back(std::to_string(rank));
   std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) +
-                     " workers have come" + list(": ", come);
-  if (all_ask) {  // ranks are given from outside, so the missing ones have names
-    for (uint32_t rank = 0; rank < num_workers_; ++rank) {
-      if (!taken[rank]) missing.push_back(std::to_string(rank));
-    }
-    text += list("; missing: rank ", missing);
-  }
+                     " workers have come" + list(": ", come) + list("; missing: rank ", not_come);
   if (refused_ > 0) {
     text += "; refused: " + std::to_string(refused_) + " (" + (refused_ > 1 ? "last: " : "") + last_refusal_ +
             ")";

@@ -40,6 +40,8 @@ class Rendezvous {
   std::vector<Candidate> take_all() { return std::exchange(candidates_, {}); }
 
   std::string progress() const;
+  // Ranks that have not come; none if a worker has come that did not ask for a rank.
+  std::vector<int32_t> missing() const;
   void note_refused(const std::string& why);  // shown in progress(): it may be why others wait
 
  private:

@@ -417,7 +417,6 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
-    if (!torn_.ok()) log_->report({WorkerReport::Kind::kFailed, torn_.rank()});
     done(status, result);
   });
 }
@@ -480,7 +479,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   if (broken_.ok()) {
     broken_ = cause;
     tell_peers_ = tell_peers;
-    log_->report({WorkerReport::Kind::kFailed, cause.rank()});
+    log_->report_failure(cause.rank());
     if (on_failed_) on_failed_(cause);
     // The only host knows that it has called dsgd_abort.
     const bool own = size() == 1 && cause.code() == Code::kAborted;
@@ -610,7 +609,7 @@ void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
                                   "; start a new session from a checkpoint")
               .with_rank(rank, mesh_->members().host_of(rank));
   log_->error(torn_.message());
-  log_->report({WorkerReport::Kind::kFailed, rank});
+  log_->report_failure(rank);
   if (step_.running()) step_.fail(torn_);
 }
 

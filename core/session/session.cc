@@ -268,6 +268,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   impl.leave_unmarked_step();
   impl.leave(deadline, timeout.count() != 0);
   transport::run_and_wait(impl.loop(), [&] { impl.diverged = impl.engine().divergence(); });
+  if (!impl.diverged.ok()) impl.report(impl.diverged);
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
   {
@@ -297,7 +298,7 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
   // First wait for operations in flight, until the deadline, which another close() may bring forward. Then
   // wait for messages of ended operations to peers that are still being dialled, for a second whatever the
   // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
-  // for one lease together. After a failure of the session it is the head that tells those peers.
+  // for one lease together. After a failure of the session no peer needs a message: the head tells them all.
   auto idle = std::make_shared<std::atomic<bool>>(false);
   // When the last operation ended.
   auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);
@@ -307,11 +308,11 @@ void Session::Impl::leave(transport::Time deadline, bool compare) {
     const transport::Time now = loop().now();
     if (engine().idle()) *since = std::min(since->load(), now);
     const transport::Time ended = since->load();
-    const bool idle_and_sent = ended != transport::kNever &&
-                               (engine().sent() || !engine().broken().ok() || now - ended >= worker->lease());
+    const bool may_leave = ended != transport::kNever &&
+                           (engine().sent() || !engine().broken().ok() || now - ended >= worker->lease());
     const transport::Time until =
         ended == transport::kNever ? close_until.load() : std::max(close_until.load(), ended + kLeaving);
-    if (idle_and_sent || now >= until) {
+    if (may_leave || now >= until) {
       *idle = true;
     } else if (auto again = weak.lock()) {
       loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });

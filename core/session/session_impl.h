@@ -64,12 +64,18 @@ struct Session::Impl {
     if (operation->done()) return;  // ended by end_lost(); its caller has returned
     start([this, operation, end, begun = loop().now()](const Status& status) {
       count(*operation, status, begun);
-      // The supervisor then knows why this worker fails, should the host give up.
-      if (status.rank() >= 0) log->report({WorkerReport::Kind::kFailed, status.rank()});
+      report(status);
       end(status);
     });
   }
   void count(const Operation& operation, const Status& status, transport::Time begun);
+  void report(const Status& status) {  // how an operation has ended, to the supervisor
+    if (status.ok()) {
+      log->report_success();
+    } else if (status.rank() >= 0) {
+      log->report_failure(status.rank());
+    }
+  }
   class Waited {  // while a caller is blocked
    public:
     Waited(Impl& impl, const std::shared_ptr<Operation>& operation) : impl_(impl) {

@@ -235,6 +235,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
     step_operation.reset();
     marks().clear(status.code() != Code::kMismatch);  // after a mismatch the workers may repeat the step
   }
+  report(status);
   operation->mutable_step_result() = result;
   if (blocking) {
     operation->end(status);

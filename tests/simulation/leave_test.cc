@@ -1,6 +1,6 @@
-// A worker leaves the job in good order while the others use collectives: whatever they call and whatever the
-// moment, their calls end with an error that names the worker and says that it has closed its session. Nobody
-// takes it for lost. Steps go on (departure_test.cc).
+// A worker leaves the job while the others use collectives. In good order: whatever they call and whatever
+// the moment, their calls end with an error that names the worker and says that it has closed its session.
+// Nobody takes it for lost. Steps go on (departure_test.cc). After an abort: their calls end with its reason.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -69,6 +69,12 @@ Status start_model(Session& session, std::vector<float>& memory) {
   return bound.ok() ? session.start() : bound;
 }
 
+// Waits in simulated time.
+void pause(Session& session, std::chrono::microseconds duration) {
+  const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
+  if (rounded.count() > 0) (void)session.object_get("nothing", Mode::kWait, {.timeout = rounded});
+}
+
 struct Case {
   int32_t leaver;
   const Call* call;
@@ -119,16 +125,11 @@ std::vector<Status> run(const Case& c, uint64_t seed) {
             world.set_delay(processes[0], processes[static_cast<size_t>(other)], {600ms, 700ms, 0, 0ms});
         }
       }
-      const auto pause = [&session](std::chrono::microseconds duration) {
-        const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
-        if (rounded.count() > 0)
-          (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = rounded});
-      };
       if (worker == c.leaver) {
-        pause(c.after);
+        pause(session, c.after);
         EXPECT_TRUE(session.close(0ms).ok());
       } else {
-        pause(-c.after);
+        pause(session, -c.after);
         of[static_cast<size_t>(worker)] = c.call->make(session, memory);
         (void)session.close(0ms);
       }
@@ -173,36 +174,45 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
 }
 
 // A worker aborts the job soon after it has joined, when workers are still dialling each other.
-TEST(Leave, AfterAnAbortTakesHalfASecondAtMost) {
-  for (const std::chrono::milliseconds after : {0ms, 1ms, 2ms, 5ms}) {
-    for (uint64_t seed = 1; seed <= 10; ++seed) {
-      SCOPED_TRACE(std::to_string(after.count()) + " ms, seed " + std::to_string(seed));
-      transport::SimWorld world(seed, {});
-      int32_t over = 0;
-      for (int32_t worker = 0; worker < kWorkers; ++worker) {
-        const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
-        world.start_program(process, [&, worker, process] {
-          auto opened =
-              Session::open(configuration(worker), world.environment(process), std::make_shared<Log>());
-          ASSERT_TRUE(opened.ok()) << opened.status().message();
-          Session& session = *opened.value();
-          if (worker == 1) {
-            if (after > 0ms) (void)session.object_get("nothing", Mode::kWait, {.timeout = after});
-            EXPECT_TRUE(session.abort("no data").ok());
-          } else {
-            EXPECT_EQ(ended(session, session.barrier(Mode::kWait)).code(), Code::kAborted);
-          }
-          const transport::Time begun = world.now();
-          (void)session.close(-1ms);
-          // The worker with the head stays until the others know.
-          if (worker != 0) {
-            EXPECT_LE(world.now() - begun, 600ms) << "rank " << worker;
-          }
-          opened.value().reset();
-          ++over;
-        });
+TEST(Leave, AfterAnAbortTellsItsReasonAndWaitsForNoPeerBeingDialled) {
+  constexpr auto kLimit =
+      600ms;  // 500 ms, as dsgd_close promises after a failure, and the messages on their way
+  for (const bool slow_head : {false, true}) {
+    for (const std::chrono::milliseconds after : {0ms, 1ms, 2ms, 5ms}) {
+      for (uint64_t seed = 1; seed <= 10; ++seed) {
+        SCOPED_TRACE(std::to_string(after.count()) + " ms, seed " + std::to_string(seed) +
+                     (slow_head ? ", slow head" : ""));
+        transport::SimWorld world(seed, {});
+        std::vector<transport::ProcessId> processes;
+        for (int32_t worker = 0; worker < kWorkers; ++worker)
+          processes.push_back(world.start_process("node" + std::to_string(worker)));
+        int32_t over = 0;
+        for (int32_t worker = 0; worker < kWorkers; ++worker) {
+          const transport::ProcessId process = processes[static_cast<size_t>(worker)];
+          world.start_program(process, [&, worker, process] {
+            auto opened =
+                Session::open(configuration(worker), world.environment(process), std::make_shared<Log>());
+            ASSERT_TRUE(opened.ok()) << opened.status().message();
+            Session& session = *opened.value();
+            if (slow_head && worker == 0) world.set_delay(processes[0], processes[2], {100ms, 200ms, 0, 0ms});
+            if (worker == 1) {
+              pause(session, after);
+              EXPECT_TRUE(session.abort("no data").ok());
+            } else {
+              const Status status = ended(session, session.barrier(Mode::kWait));
+              EXPECT_EQ(status.code(), Code::kAborted) << "rank " << worker << ": " << status.message();
+            }
+            const transport::Time begun = world.now();
+            (void)session.close(-1ms);
+            if (worker != 0) {  // the worker with the head stays until the others know
+              EXPECT_LE(world.now() - begun, kLimit) << "rank " << worker;
+            }
+            opened.value().reset();
+            ++over;
+          });
+        }
+        EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
       }
-      EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
     }
   }
 }
