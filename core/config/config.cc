@@ -127,6 +127,11 @@ Result<LauncherNote> Config::read_launcher() {
   const config::Launch& launch = *found.value();
   // num_workers differs from the launcher's size, so this is not the launcher's job.
   if (given("num_workers") && integer("num_workers") != launch.size) return LauncherNote{};
+  if (launch.rank >= launch.size)
+    return invalid("rank", launch.rank_variable + "=" + std::to_string(launch.rank) + " of " +
+                               launch.launcher + " is not below " + launch.size_variable + "=" +
+                               std::to_string(launch.size) +
+                               "; correct it, or set launcher=none to ignore this launcher");
   const auto fill = [this](const std::string& key, std::string value) {
     if (given(key)) return;
     for (auto* layer : {&set_, &environment_, &file_}) layer->erase(key);  // an empty value

@@ -236,14 +236,10 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     if (size.value() <= 1) continue;  // a launcher may have started this process for another launcher
     const auto rank = count(known.rank);
     if (!rank.ok()) return rank.status();
-    if (rank.value() >= size.value())
-      return Status(Code::kInvalidArgument, evidence(known.rank, variables) + " of " + known.name +
-                                                " is not below " + evidence(known.size, variables) +
-                                                "; ranks are 0 to " + std::to_string(size.value() - 1) +
-                                                "; set launcher=none to ignore this launcher");
     Launch launch;
     launch.launcher = known.name;
     launch.rank_variable = known.rank;
+    launch.size_variable = known.size;
     launch.rank = rank.value();
     launch.size = size.value();
     known.read(variables, launcher_process, &launch);

@@ -20,6 +20,7 @@ struct Launch {
   std::string launcher;  // for messages: "torchrun"
   int64_t rank = 0, size = 1;
   std::string rank_variable;     // "RANK"
+  std::string size_variable;     // "WORLD_SIZE"
   std::string host;              // of rank 0, the loopback address if the job has one host; "": not known
   int64_t port = 0;              // derived; equal on all workers; 0: not known
   std::string no_host, no_port;  // for messages: why it is not known, and the variable to set

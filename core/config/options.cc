@@ -30,7 +30,8 @@ Result<Options> Options::parse(std::string_view text, const std::string& owner) 
     const size_t equals = word.find('=');
     if (equals == std::string_view::npos || equals == 0)
       return Status(Code::kInvalidArgument,
-                    "option '" + std::string(word) + "' of " + owner + " is not key=value");
+                    "option '" + std::string(word) + "' of " + owner +
+                        " is not key=value; put spaces between options and none around '='");
     std::string key(word.substr(0, equals));
     for (const auto& [other, value] : options.words_)
       if (other == key)
@@ -50,9 +51,11 @@ const std::string* Options::read(std::string_view key) {
 
 void Options::bad(std::string_view key, const std::string& value, const std::string& expected) {
   if (!first_error_.ok()) return;
-  first_error_ = Status(Code::kInvalidArgument, "option '" + std::string(key) + "' of " + owner_ + ": '" +
-                                                    value + "' is not " + expected)
-                     .with_parameter(std::string(key));
+  first_error_ =
+      Status(Code::kInvalidArgument,
+             "option '" + std::string(key) + "' of " + owner_ + ": '" + value + "' is not " + expected +
+                 (value.find(',') == std::string::npos ? "" : "; put spaces, not commas, between options"))
+          .with_parameter(std::string(key));
 }
 
 void Options::number(std::string_view key, double* out, double minimum, double maximum) {

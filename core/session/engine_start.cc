@@ -150,10 +150,13 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
                      if (const size_t at = text.find("'parameter "); at != std::string::npos) {
                        parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
                      }
+                     const bool versions = text.find("'fingerprint = ") != std::string::npos;
                      return done(Status(Code::kMismatch,
                                         "dsgd_start: workers disagree: " + text +
-                                            "; register the same parameters in the same order and set the "
-                                            "same options on all workers")
+                                            (versions ? "; run the same versions on all workers, or set the "
+                                                        "same `fingerprint`"
+                                                      : "; register the same parameters in the same order "
+                                                        "and set the same options on all workers"))
                                      .with_rank(static_cast<int32_t>(rank))
                                      .with_operation("dsgd_start")
                                      .with_parameter(parameter));

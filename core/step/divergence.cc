@@ -36,12 +36,13 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
 }  // namespace
 
 Status diverged(const std::string& when, const std::string& what) {
-  return Status(Code::kDiverged,
-                when + ": models differ: " + what +
-                    "; a host has changed the values on some workers only (for example its own optimizer has "
-                    "other settings there or left out a step, or the function given to join() left out the "
-                    "clipping), or memory or network have changed bits; load a checkpoint or start a new "
-                    "session")
+  return Status(
+             Code::kDiverged,
+             when + ": models differ: " + what +
+                 "; the host has changed the values on some workers only, or memory or network have changed "
+                 "bits. Check that the host's optimizer has the same settings and makes every step on all "
+                 "workers, and that the function given to join() does all that the training loop does. Then "
+                 "load a checkpoint or start a new session")
       .with_operation(when);
 }
 

@@ -373,7 +373,7 @@ TEST(Launcher, BadNumberIsAnError) {
   EXPECT_THAT(started(without(kSlurm, "SLURM_STEP_NUM_TASKS")).apply_launcher().status().message(),
               HasSubstr("SLURM_STEP_NUM_TASKS of Slurm is not set"));
   EXPECT_THAT(started(with(kPyTorch, {{"RANK", "2"}})).apply_launcher().status().message(),
-              HasSubstr("RANK=2 of PyTorch is not below WORLD_SIZE=2; ranks are 0 to 1"));
+              HasSubstr("RANK=2 of PyTorch is not below WORLD_SIZE=2; correct it"));
   EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(),
             "num_workers");
 }

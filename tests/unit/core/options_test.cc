@@ -63,11 +63,15 @@ TEST(Options, numbers_of_every_form_and_both_ends_of_the_range) {
 TEST(Options, bad_words_are_refused_when_parsed) {
   const struct {
     const char *text, *message;
-  } cases[] = {{"lr:0.1", "option 'lr:0.1' of strategy 'ps' is not key=value"},
-               {"lr", "option 'lr' of strategy 'ps' is not key=value"},
-               {"=0.1", "option '=0.1' of strategy 'ps' is not key=value"},
-               {"lr = 0.1", "option 'lr' of strategy 'ps' is not key=value"},
-               {"lr=1 a=2 lr=1", "option 'lr' of strategy 'ps' is given twice"}};
+  } cases[] = {
+      {"lr:0.1",
+       "option 'lr:0.1' of strategy 'ps' is not key=value; put spaces between options and none around '='"},
+      {"lr", "option 'lr' of strategy 'ps' is not key=value; put spaces between options and none around '='"},
+      {"=0.1",
+       "option '=0.1' of strategy 'ps' is not key=value; put spaces between options and none around '='"},
+      {"lr = 0.1",
+       "option 'lr' of strategy 'ps' is not key=value; put spaces between options and none around '='"},
+      {"lr=1 a=2 lr=1", "option 'lr' of strategy 'ps' is given twice"}};
   for (const auto& test : cases) {
     const auto options = Options::parse(test.text, "strategy 'ps'");
     ASSERT_FALSE(options.ok()) << test.text;
@@ -83,6 +87,8 @@ TEST(Options, bad_values_are_errors_that_name_option_owner_and_value_and_leave_t
       {"lr=", "option 'lr' of strategy 'ps': '' is not a finite number"},
       {"lr=abc", "'abc' is not a finite number"},
       {"lr=0.1x", "'0.1x' is not a finite number"},
+      {"lr=0.1,momentum=0.9",
+       "'0.1,momentum=0.9' is not a finite number; put spaces, not commas, between options"},
       {"lr=nan", "'nan' is not a finite number"},
       {"lr=inf", "'inf' is not a finite number"},
       {"lr=1e999", "'1e999' is not a finite number"},
