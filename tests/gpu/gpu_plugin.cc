@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -13,12 +14,27 @@ namespace {
 // Ends the process if one test takes longer than DSGD_TEST_SECONDS (60; 0: no limit): a stream that waits for
 // ever holds up whatever synchronizes with the GPU.
 class Watchdog final : public testing::EmptyTestEventListener {
-  void OnTestStart(const testing::TestInfo&) override { alarm(seconds()); }
-  void OnTestEnd(const testing::TestInfo&) override { alarm(0); }
-  static unsigned seconds() {
-    const char* given = std::getenv("DSGD_TEST_SECONDS");
-    return given ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : 60;
+ public:
+  Watchdog() {
+    if (const char* given = std::getenv("DSGD_TEST_SECONDS")) {
+      char* end = nullptr;
+      seconds_ = static_cast<unsigned>(std::strtoul(given, &end, 10));
+      if (end == given || *end) {
+        std::fprintf(stderr, "DSGD_TEST_SECONDS is '%s'; it has to be a number of seconds\n", given);
+        std::exit(2);
+      }
+    }
+    std::signal(SIGALRM, [](int) {
+      constexpr char kText[] = "this test took longer than DSGD_TEST_SECONDS\n";
+      (void)!write(STDERR_FILENO, kText, sizeof kText - 1);
+      _exit(1);
+    });
   }
+
+ private:
+  void OnTestStart(const testing::TestInfo&) override { alarm(seconds_); }
+  void OnTestEnd(const testing::TestInfo&) override { alarm(0); }
+  unsigned seconds_ = 60;
 };
 [[maybe_unused]] const auto* const watchdog = [] {
   auto* const made = new Watchdog;

@@ -35,8 +35,8 @@ int32_t fail(Message* message, Code code, const char* format, ...) {
 
 namespace {
 
-// What the runtime that is linked here asks for. Of CUDA 12 the drivers from 12.2 on: older ones do not take
-// kernel parameters of 32 KiB, or do not say so.
+// The oldest driver that dsgd supports, by the version of CUDA that the driver is of. The runtime of CUDA 13
+// needs 580. That of CUDA 12 accepts older ones than 535, which do not take kernel parameters of 32 KiB.
 constexpr int kOldestDriver = CUDART_VERSION >= 13000 ? 13000 : 12020;
 constexpr const char* kOldestDriverName = CUDART_VERSION >= 13000 ? "580" : "535";
 
@@ -76,11 +76,14 @@ int32_t device_count(int32_t* count, Message* message) {
     return 0;
   }
   if (driver < kOldestDriver) {
-    return fail(message, Code::kUnsupported,
-                "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver %s or later (%s)",
-                driver == 0 ? "there is no NVIDIA driver on this machine, or this process may not use it;"
-                            : "the NVIDIA driver is too old;",
-                kOldestDriver / 1000, kOldestDriver % 1000 / 10, kOldestDriverName, cudaGetErrorName(error));
+    return fail(
+        message, Code::kUnsupported,
+        "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver %s or later (the driver here "
+        "is of CUDA %d.%d)",
+        driver == 0 ? "there is no NVIDIA driver on this machine, or this process may not use it;"
+                    : "the NVIDIA driver is too old;",
+        kOldestDriver / 1000, kOldestDriver % 1000 / 10, kOldestDriverName, driver / 1000,
+        driver % 1000 / 10);
   }
   return fail(message, Code::kUnsupported, "no CUDA device can be used: %s (%s)", cudaGetErrorString(error),
               cudaGetErrorName(error));

@@ -5,15 +5,17 @@
 
 namespace dsgd::device::cuda {
 
-// Finds a function as CUDA 12.0 has it. `*address` is null if the driver has none.
+// Finds a driver function: in the version of CUDA 12.0, or with a toolkit before 12.5 in that toolkit's
+// version. Sets `*address` to null if the driver lacks it.
 inline cudaError_t find_driver_function(const char* name, void** address) {
-  cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, address, 12000, cudaEnableDefault, &how);
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, address, 12000, cudaEnableDefault, &result);
 #else
-  const cudaError_t error = cudaGetDriverEntryPoint(name, address, cudaEnableDefault, &how);
+  const cudaError_t error = cudaGetDriverEntryPoint(name, address, cudaEnableDefault, &result);
 #endif
-  if (error != cudaSuccess || how != cudaDriverEntryPointSuccess) *address = nullptr;
+  if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) *address = nullptr;
   return error;
 }
 
