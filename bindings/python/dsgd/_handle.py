@@ -64,7 +64,7 @@ class Handle:
         self.lock = threading.Lock()
         self.pending: Set[Pending] = set()
         self.orphans: Set[Pending] = set()  # those whose Operation is gone; freed here once they have ended
-        self.bound: Dict[Any, Any] = {}
+        self.bound: Dict[Any, List[Any]] = {}  # [value, gradient] or [value], by replica and parameter
         self.on_close: List[Callable[[], None]] = []
         self._opened: List[Any] = []
         self._left: List[bool] = []  # not empty: closed
@@ -91,6 +91,7 @@ class Handle:
         with self.lock:
             self.pending.add(pending)
             self._sweep()
+        _raw.dsgd_py_tensors_release()
         call_into(pending.begun, function, self.pointer, *args)
 
     def done(self, pending: Pending) -> None:
@@ -125,7 +126,7 @@ class Handle:
                 for pending in list(self.pending):
                     pending.buffers = ()
                 self.pending.clear()
-                self.bound.clear()
+                _let_go(self.bound)
             for function in self.on_close:
                 function()
 
@@ -157,7 +158,11 @@ class Handle:
 
 
 def _free(
-    opened: List[Any], left: List[bool], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]
+    opened: List[Any],
+    left: List[bool],
+    pending: Set[Pending],
+    orphans: Set[Pending],
+    bound: Dict[Any, List[Any]],
 ) -> None:
     """Frees what a Handle held. The collector may call this within any other code.
 
@@ -173,7 +178,9 @@ def _free(
     _leave_and_free(opened, pending, orphans, bound)
 
 
-def _leave_and_free(opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, Any]) -> None:
+def _leave_and_free(
+    opened: List[Any], pending: Set[Pending], orphans: Set[Pending], bound: Dict[Any, List[Any]]
+) -> None:
     for pointer, _ in opened:
         try:
             _raw.dsgd_close(pointer, 0)  # ends all use of the buffers; other threads of Python may run meanwhile
@@ -184,7 +191,14 @@ def _leave_and_free(opened: List[Any], pending: Set[Pending], orphans: Set[Pendi
         orphan.free()
     orphans.clear()
     pending.clear()
+    _let_go(bound)
+
+
+def _let_go(bound: Dict[Any, List[Any]]) -> None:
+    for held in bound.values():
+        held.clear()  # dsgd refers to it until the session is freed
     bound.clear()
+    _raw.dsgd_py_tensors_release()
 
 
 def close_all() -> None:

@@ -69,7 +69,8 @@ class Replica:
         """Gives dsgd the host's own buffers of one parameter: anything with the buffer protocol or __dlpack__, without
         a copy; for a replica on a GPU, a tensor there with __dlpack__, as of PyTorch or CuPy, for the gradient of JAX,
         too. They are of the parameter's dtype, and of its shape or flat; `gradient` is None for an untrained one.
-        dsgd holds them until others are bound or the session is closed; may be called again between steps."""
+        dsgd holds them until others are bound or the session is closed, on a GPU until it has used them for the last time;
+        may be called again between steps."""
         pointer = _pointer_of(parameter)
         held_value = self._checked(parameter, value, "value").require_writable(f"value of parameter {parameter.name!r}")
         if gradient is None and parameter.trained and parameter.count > 0:
@@ -79,17 +80,15 @@ class Replica:
                 parameter=parameter.name,
             )
         held_gradient = None if gradient is None else self._checked(parameter, gradient, "gradient")
-        sources = (held_value.source, None if held_gradient is None else held_gradient.source)
-        if (
-            held_value.is_tensor
-            and held_value.shape == parameter.shape
-            and (held_gradient is None or (held_gradient.is_tensor and held_gradient.shape == parameter.shape))
-        ):
-            _raw.dsgd_bind_dlpack(self._pointer, pointer, *sources)
+        held = [held_value] if held_gradient is None else [held_value, held_gradient]
+        if all(buffer.is_tensor for buffer in held):
+            # dsgd refers to `held` until it no longer uses these buffers.
+            tensors = [(buffer.source, parameter.shape, held) for buffer in held]
+            _raw.dsgd_bind_dlpack(self._pointer, pointer, tensors[0], tensors[1] if held_gradient else None)
         else:
-            _raw.dsgd_bind(self._pointer, pointer, *sources)
-        # Releases the previously bound buffers after dsgd has replaced them.
-        self._handle.bound[self.index, parameter.name] = (held_value, held_gradient)
+            _raw.dsgd_bind(self._pointer, pointer, held_value.source, None if held_gradient is None else held_gradient.source)
+        self._handle.bound[self.index, parameter.name] = held
+        _raw.dsgd_py_tensors_release()
 
     @overload
     def alloc(self, parameter: UntrainedParameter) -> Tuple[Array, None]: ...  # type: ignore[overload-overlap]

@@ -25,6 +25,15 @@ from ._tables import DType, Status
 from ._types import LogRecord, SessionInfo, StepResult, dtype_of, state_of
 
 
+def _reason(exception: BaseException) -> str:
+    """As the last line of a traceback, in UTF-8 without U+0000."""
+    try:
+        text = str(exception).replace("\0", "").encode(errors="replace").decode()
+    except Exception:
+        text = ""  # of a class whose __str__ fails
+    return f"{type(exception).__name__}: {text}" if text else type(exception).__name__
+
+
 class Session(Collectives):
     """One worker's membership in a job, made by dsgd.init; a context manager.
 
@@ -39,7 +48,6 @@ class Session(Collectives):
         self._optimizer_is_none = optimizer_is_none
         self._optimizer_chosen = False
         self._attached = False  # to a module, by dsgd.torch
-        self._started_by: Optional[str] = None  # a class of dsgd.torch
         self._rates_set = 0  # calls of set_learning_rate
 
     # ---- Membership ----
@@ -127,8 +135,7 @@ class Session(Collectives):
             return
         try:
             if not self.closed:
-                text = str(exception)
-                self.abort(f"{type(exception).__name__}: {text}" if text else type(exception).__name__)
+                self.abort(_reason(exception))
             self.close(0)
         except Error:
             pass  # the exception on its way says more
@@ -239,8 +246,6 @@ class Session(Collectives):
                 "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
             )
-        if self._started_by:
-            raise StateError(f"{self._started_by} has started this session; do not call start()")
         self._check_gradients()
         self._run(_raw.dsgd_start, None)
 
@@ -250,8 +255,8 @@ class Session(Collectives):
     def _check_gradients(self) -> None:
         if not self._optimizer_is_none:
             return
-        for (replica, name), (_, gradient) in list(self._handle.bound.items()):
-            if gradient is not None and gradient.readonly:
+        for (replica, name), held in list(self._handle.bound.items()):
+            if len(held) == 2 and held[1].readonly:
                 raise InvalidArgumentError(
                     f"gradient of parameter {name!r} in replica {replica} is read-only, and with the optimizer 'none' "
                     "dsgd writes the mean into it; bind a writable buffer",

@@ -1,5 +1,6 @@
 #include "dlpack_capsules.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,36 +108,78 @@ int dsgd_py_tensor_span(PyObject* object, void** data, size_t* nbytes) {
   return 1;
 }
 
-static void delete_described(DLManagedTensorVersioned* self) { free(self); }
+/* A tensor that describes the bytes of another one. It refers to their owner, a Python object. */
+typedef struct Description {
+  DLManagedTensorVersioned tensor;
+  PyObject* owner;
+  struct Description* next;
+} Description;
+
+/* dsgd deletes descriptions on any thread, without the GIL. They wait here for dsgd_py_tensors_release(). */
+static Description* deleted;
+static pthread_mutex_t deleted_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void delete_description(DLManagedTensorVersioned* self) {
+  Description* description = (Description*)self;
+  pthread_mutex_lock(&deleted_mutex);
+  description->next = deleted;
+  deleted = description;
+  pthread_mutex_unlock(&deleted_mutex);
+}
+
+void dsgd_py_tensors_release(void) {
+  pthread_mutex_lock(&deleted_mutex);
+  Description* description = deleted;
+  deleted = NULL;
+  pthread_mutex_unlock(&deleted_mutex);
+  while (description != NULL) {
+    Description* next = description->next;
+    Py_DECREF(description->owner);
+    free(description);
+    description = next;
+  }
+}
 
 int dsgd_py_tensor_describe(PyObject* object, DLManagedTensorVersioned** described) {
   uint64_t flags = 0;
+  PyObject *tensor, *shape, *owner;
   *described = NULL;
   if (object == Py_None) return 1;
-  const DLTensor* tensor = tensor_of(object, &flags);
-  if (tensor == NULL) return 0;
-  size_t shape_nbytes = sizeof(int64_t) * (size_t)tensor->ndim;
-  DLManagedTensorVersioned* copy = (DLManagedTensorVersioned*)calloc(1, sizeof *copy + 2 * shape_nbytes);
+  if (!PyArg_ParseTuple(object, "OO!O", &tensor, &PyTuple_Type, &shape, &owner)) return 0;
+  const DLTensor* described_tensor = tensor_of(tensor, &flags);
+  if (described_tensor == NULL) return 0;
+  const Py_ssize_t ndim = PyTuple_Size(shape);
+  Description* copy = (Description*)calloc(1, sizeof *copy + sizeof(int64_t) * (size_t)ndim);
   if (copy == NULL) {
     PyErr_NoMemory();
     return 0;
   }
-  copy->version.major = DLPACK_MAJOR;
-  copy->version.minor = DLPACK_MINOR;
-  copy->deleter = delete_described;
-  copy->flags = flags;
-  copy->dl_tensor = *tensor;
-  copy->dl_tensor.shape = (int64_t*)(copy + 1);
-  memcpy(copy->dl_tensor.shape, tensor->shape, shape_nbytes);
-  if (tensor->strides != NULL) {
-    copy->dl_tensor.strides = copy->dl_tensor.shape + tensor->ndim;
-    memcpy(copy->dl_tensor.strides, tensor->strides, shape_nbytes);
+  copy->tensor.version.major = DLPACK_MAJOR;
+  copy->tensor.version.minor = DLPACK_MINOR;
+  copy->tensor.deleter = delete_description;
+  copy->tensor.flags = flags;
+  copy->tensor.dl_tensor = *described_tensor;
+  copy->tensor.dl_tensor.ndim = (int32_t)ndim;
+  copy->tensor.dl_tensor.shape = (int64_t*)(copy + 1);
+  copy->tensor.dl_tensor.strides = NULL;
+  for (Py_ssize_t i = 0; i < ndim; ++i) {
+    copy->tensor.dl_tensor.shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+    if (PyErr_Occurred()) {
+      free(copy);
+      return 0;
+    }
   }
-  *described = copy;
+  Py_INCREF(owner);
+  copy->owner = owner;
+  *described = &copy->tensor;
   return 1;
 }
 
-void dsgd_py_tensor_drop(DLManagedTensorVersioned* described) { free(described); }
+void dsgd_py_tensor_drop(DLManagedTensorVersioned* described) {
+  if (described == NULL) return;
+  delete_description(described);
+  dsgd_py_tensors_release();
+}
 
 static void versioned_destroy(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, kVersioned)) return; /* a consumer has taken the tensor */

@@ -18,10 +18,12 @@ PyObject* dsgd_py_tensor_info(PyObject* tensor);
 /* The bytes of a contiguous tensor. 1, or 0 with an exception set. */
 int dsgd_py_tensor_span(PyObject* tensor, void** data, size_t* nbytes);
 
-/* A new DLPack tensor that describes the bytes of `tensor` but does not own them: its deleter needs no GIL.
- * None gives NULL. 1, or 0 with an exception set. */
-int dsgd_py_tensor_describe(PyObject* tensor, struct DLManagedTensorVersioned** described);
+/* A new DLPack tensor that describes the bytes of a contiguous tensor. `object` is (tensor, shape, owner):
+ * the new tensor has this shape, and refers to `owner`. Its deleter needs no GIL; what it refers to is let go
+ * by the next dsgd_py_tensors_release(). None gives NULL. 1, or 0 with an exception set. */
+int dsgd_py_tensor_describe(PyObject* object, struct DLManagedTensorVersioned** described);
 void dsgd_py_tensor_drop(struct DLManagedTensorVersioned* described);
+void dsgd_py_tensors_release(void);
 
 /* Tensors from dsgd_export_dlpack as a pair of capsules, None for NULL. Takes both over. */
 PyObject* dsgd_py_capsule_pair(struct DLManagedTensorVersioned* value,

@@ -289,8 +289,8 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
 }
 %typemap(freearg) (dsgd_parameter *const *parameters, size_t count) "free(made$argnum);"
 
-/* dsgd_bind_dlpack gets a tensor that only describes the buffer: what owns it stays with the layer, so that no deleter
- * needs the GIL on a thread of dsgd's. On failure it stays ours. */
+/* dsgd_bind_dlpack gets a tensor that describes the buffer and refers to its owner, so that no deleter needs the GIL on a
+ * thread of dsgd's. On failure it stays ours. */
 %typemap(in) struct DLManagedTensorVersioned *value {
   if (!dsgd_py_tensor_describe($input, &$1)) SWIG_fail;
 }
@@ -307,3 +307,4 @@ PyObject *dsgd_py_object_region(dsgd_object *object);
 PyObject *dsgd_py_tensor_import(PyObject *capsule);
 PyObject *dsgd_py_tensor_info(PyObject *tensor);
 PyObject *dsgd_py_tensor_legacy(PyObject *capsule);
+void dsgd_py_tensors_release(void);

@@ -4,6 +4,7 @@ runtime within is found first, and names it: DSGD_TEST_FAKE_CUDA; DSGD_TEST_CUDA
 import ctypes
 import gc
 import os
+import time
 
 import numpy
 import pytest
@@ -129,6 +130,50 @@ def test_a_flat_parameter_takes_a_tensor_of_its_shape(arrays):
         replica.bind(parameter, value, gradient)
         trained(session, replica, parameter, gradient.seen)
         assert (value.seen == -2).all()
+
+
+class HeldStream:
+    """A stream whose work waits until let_go()."""
+
+    def __init__(self):
+        self.stream, self.released = ctypes.c_void_p(), numpy.zeros(1, numpy.uint32)
+        assert FAKE.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1) == 0
+        wait, how = ctypes.c_void_p(), ctypes.c_int()
+        found = FAKE.cudaGetDriverEntryPointByVersion(
+            b"cuStreamWaitValue32", ctypes.byref(wait), ctypes.c_uint(12000), ctypes.c_ulonglong(0), ctypes.byref(how)
+        )
+        assert found == 0
+        hold = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)(wait.value)
+        assert hold(self.stream, self.released.ctypes.data, 1, 0) == 0
+
+    def let_go(self):
+        self.released[0] = 1
+
+
+def test_tensors_are_held_until_the_gpu_has_used_them(arrays):
+    def taken(array):
+        return any(entry[3] is array for entry in list(Array.alive.values()))
+
+    with dsgd.init() as session:
+        parameter, replica = session.add_parameter("w", 5), session.add_replica("cuda:0")
+        first, second = (arrays(5), arrays(5)), (arrays(5), arrays(5))
+        replica.bind(parameter, *first)
+        session.set_optimizer("sgd", lr=1.0)
+        session.start()
+        held = HeldStream()
+        operation = session.step_begin(1)
+        replica.gradient_ready(parameter, held.stream.value)
+        operation.wait()
+        replica.bind(parameter, *second)
+        session.barrier()
+        gc.collect()
+        assert all(map(taken, first + second))
+        held.let_go()
+        deadline = time.monotonic() + 30
+        while any(map(taken, first)) and time.monotonic() < deadline:
+            session.barrier()  # any operation lets go of what is no longer used
+        assert not any(map(taken, first)) and all(map(taken, second))
+    assert FAKE.cudaStreamDestroy(held.stream) == 0
 
 
 @pytest.mark.parametrize(

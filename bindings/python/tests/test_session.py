@@ -480,3 +480,16 @@ def test_what_is_no_number_says_so():
         for weight in (None, "1"):
             with pytest.raises(TypeError, match=f"weight is {weight!r}; give a number"):
                 session.step(weight)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("failure", [OSError("no\0 data"), OSError("caf\udce9.txt"), Unprintable()])
+def test_the_exception_of_a_with_block_goes_on_whatever_its_text_is(failure):
+    with pytest.raises(type(failure)) as raised:
+        with dsgd.init() as session:
+            raise failure
+    assert raised.value is failure and session.closed

@@ -11,13 +11,13 @@ from .._session import Session
 from ._attachment import attach, check_arguments
 
 
-_OWN = "dsgd.torch.DistributedDataParallel(module, session)"
-_OF_PYTORCH = {  # arguments of PyTorch's class, and what does the same here
+_CALL = "dsgd.torch.DistributedDataParallel(module, session)"
+_PYTORCH_ARGUMENTS = {  # by name: what to do instead
     "device_ids": "move the module to its device before, module.to(device)",
-    "output_device": "the output is on the module's device",
-    "process_group": "the session names the workers",
+    "output_device": "leave it out; the output is on the module's device",
+    "process_group": "give the session, which names the workers",
     "bucket_cap_mb": "set the configuration key bucket_size",
-    "gradient_as_bucket_view": "gradients are always in the memory that is sent",
+    "gradient_as_bucket_view": "leave it out; gradients are always in the memory that is sent",
     "static_graph": "leave it out",
 }
 
@@ -33,18 +33,19 @@ class DistributedDataParallel(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        session: Session,
+        session: Session = None,  # type: ignore[assignment]  # without it: TypeError that shows the call
         *,
         device: Optional[str] = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
-        **others: NoReturn,
+        **others: NoReturn,  # a type checker accepts none
     ) -> None:
         super().__init__()
-        for name in others:
-            remedy = _OF_PYTORCH.get(name, "see help(dsgd.torch.DistributedDataParallel)")
-            raise TypeError(f"{_OWN} takes no argument {name!r}; {remedy}")
-        check_arguments(session, module, _OWN)
+        if others:
+            name = next(iter(others))
+            remedy = _PYTORCH_ARGUMENTS.get(name, "see help(dsgd.torch.DistributedDataParallel)")
+            raise TypeError(f"{_CALL} takes no argument {name!r}; {remedy}")
+        check_arguments(session, module, _CALL)
         if session._optimizer_chosen and not session._optimizer_is_none:
             raise StateError(
                 "the session has an optimizer of dsgd, and this class leaves the update to one of PyTorch; use "
@@ -60,7 +61,6 @@ class DistributedDataParallel(torch.nn.Module):
         )
         session.set_optimizer("none")
         session.start()
-        session._started_by = "DistributedDataParallel"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         return self.module(*arguments, **named)
@@ -73,6 +73,6 @@ class DistributedDataParallel(torch.nn.Module):
         """See Attachment.set_weight."""
         self.attachment.set_weight(weight)
 
-    def join(self, update: Optional[Callable[[], Any]] = None) -> None:
+    def join(self, update: Callable[[], Any] = None) -> None:  # type: ignore[assignment]  # without it: an error of Attachment.join
         """See Attachment.join."""
         self.attachment.join(update)

@@ -629,10 +629,16 @@ def test_swapped_arguments_are_an_error_that_shows_the_call(session):
         dsgd.torch.DistributedDataParallel(session, module)
     with pytest.raises(TypeError, match="argument 'session' must be a dsgd.Session, not 'list'"):
         dsgd.torch.attach([0], module)
+    assert not session.replicas and not session.parameters
+
+
+def test_arguments_of_pytorchs_class_are_an_error_that_says_what_to_do(session):
     with pytest.raises(TypeError, match=r"takes no argument 'device_ids'; move the module to its device before"):
-        dsgd.torch.DistributedDataParallel(module, session, device_ids=[0])
+        dsgd.torch.DistributedDataParallel(mlp(), device_ids=[0])
     with pytest.raises(TypeError, match="takes no argument 'device_id'; see help"):
-        dsgd.torch.DistributedDataParallel(module, session, device_id=0)
+        dsgd.torch.DistributedDataParallel(mlp(), session, device_id=0)
+    with pytest.raises(TypeError, match="argument 'session' must be a dsgd.Session, not 'NoneType'; call dsgd.torch"):
+        dsgd.torch.DistributedDataParallel(mlp())
     assert not session.replicas and not session.parameters
 
 
@@ -701,6 +707,10 @@ def test_step_is_an_error_where_backward_ends_the_step(wrapped, batches):
     loss_of(model, batches).backward()
     with pytest.raises(dsgd.StateError, match="a step ends with backward"):
         model.attachment.step()
+
+
+def test_join_needs_a_function_that_updates(wrapped):
+    model, _ = wrapped
     with pytest.raises(dsgd.InvalidArgumentError, match="join\\(optimizer.step\\)"):
         model.attachment.join()
     with pytest.raises(dsgd.InvalidArgumentError, match="join\\(optimizer.step\\)"):
