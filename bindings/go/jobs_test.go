@@ -40,38 +40,44 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 }
 
 func TestAWorkerThatFailsInRunEndsTheOthers(t *testing.T) {
-	failures := map[string]func() error{
-		"the worker failed: no data":   func() error { return errors.New("no\x00 data") },
-		"the worker panicked: no data": func() error { panic("no data") },
-		"the worker's goroutine ended": func() error { runtime.Goexit(); return nil },
-	}
-	for reason, fail := range failures {
-		head, err := StartHead(configure(t, bounded, settings{"num_workers": "2", "head": "127.0.0.1:0"}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var all sync.WaitGroup
-		for rank := 0; rank < 2; rank++ {
-			config := configure(t, bounded, settings{"num_workers": "2", "head": head.Address(), "rank": strconv.Itoa(rank)})
-			all.Add(1)
-			go func(rank int) {
-				defer all.Done()
-				defer func() { _ = recover() }()
-				err := Run(background, config, func(session *Session) error {
-					if rank == 1 {
-						return fail()
+	for _, test := range []struct {
+		name   string
+		fail   func() error
+		reason string
+		panics bool
+	}{
+		{"an error", func() error { return errors.New("no\x00 data") }, "the worker failed: no data", false},
+		{"a panic", func() error { panic("no data") }, "the worker panicked: no data", true},
+		{"Goexit", func() error { runtime.Goexit(); return nil }, "the worker's goroutine ended", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			head, err := StartHead(configure(t, bounded, settings{"num_workers": "2", "head": "127.0.0.1:0"}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer head.Close()
+			run := func(rank int, body func(*Session) error) error {
+				return Run(background, configure(t, bounded, settings{"num_workers": "2", "head": head.Address(), "rank": strconv.Itoa(rank)}), body)
+			}
+			var failing sync.WaitGroup
+			failing.Add(1)
+			go func() {
+				defer failing.Done()
+				defer func() {
+					if panicked := recover(); (panicked != nil) != test.panics {
+						t.Errorf("recovered %v", panicked)
 					}
-					return session.Barrier(background)
-				})
-				if rank == 0 && (!errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), reason)) {
-					t.Errorf("%s: %v", reason, err)
-				} else if rank == 1 && !strings.Contains(err.Error(), "data") {
+				}()
+				if err := run(1, func(*Session) error { return test.fail() }); err == nil || err.Error() != "no\x00 data" {
 					t.Errorf("%v instead of the error of the body", err)
 				}
-			}(rank)
-		}
-		all.Wait()
-		head.Close()
+			}()
+			err = run(0, func(session *Session) error { return session.Barrier(background) })
+			if !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), test.reason) {
+				t.Error(err)
+			}
+			failing.Wait()
+		})
 	}
 }
 

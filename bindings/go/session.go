@@ -50,21 +50,22 @@ func InitContext(ctx context.Context, config *Config) (*Session, error) {
 	return s, nil
 }
 
-// Run joins a job as [InitContext] does, calls body, and closes the session. If body returns an error or panics, Run aborts
-// the job, so that all workers end with that reason. Run returns the error of joining, of body or of closing.
+// Run joins a job as [InitContext] does, calls body, and closes the session. If body returns an error, panics or ends its
+// goroutine, Run aborts the job, so that all workers end with that reason; a panic then goes on. Run returns the error of
+// joining, of body or of closing.
 func Run(ctx context.Context, config *Config, body func(*Session) error) (err error) {
 	session, err := InitContext(ctx, config)
 	if err != nil {
 		return err
 	}
-	failure := "the worker's goroutine ended" // as testing's FailNow ends it
+	reason := "the worker's goroutine ended" // unless something below replaces it: body has called runtime.Goexit
 	defer func() {
 		panicked := recover()
 		if panicked != nil {
-			failure = fmt.Sprint("the worker panicked: ", panicked)
+			reason = fmt.Sprint("the worker panicked: ", panicked)
 		}
-		if failure != "" {
-			_ = session.Abort(strings.ReplaceAll(failure, "\x00", ""))
+		if reason != "" {
+			_ = session.Abort(strings.ReplaceAll(reason, "\x00", ""))
 		}
 		if closing := session.Close(); err == nil {
 			err = closing
@@ -74,9 +75,9 @@ func Run(ctx context.Context, config *Config, body func(*Session) error) (err er
 		}
 	}()
 	err = body(session)
-	failure = ""
+	reason = ""
 	if err != nil {
-		failure = "the worker failed: " + err.Error()
+		reason = "the worker failed: " + err.Error()
 	}
 	return err
 }

@@ -51,7 +51,7 @@ public final class Dsgd {
     return joining;
   }
 
-  /** What {@link #run} runs. */
+  /** The work of one worker, for {@link #run}. */
   @FunctionalInterface
   public interface Body<E extends Exception> {
     void run(Session session) throws E;
@@ -74,9 +74,24 @@ public final class Dsgd {
       try {
         body.run(session);
       } catch (Throwable failure) {
-        session.abort("the worker failed: " + failure);
+        abort(session, failure);
         throw failure;
       }
+    }
+  }
+
+  private static void abort(Session session, Throwable failure) {
+    String text;
+    try {
+      text = failure.toString().replace("\0", "");
+    } catch (RuntimeException e) {
+      text = failure.getClass().getName();
+      failure.addSuppressed(e);
+    }
+    try {
+      session.abort("the worker failed: " + text);
+    } catch (DsgdException e) {
+      failure.addSuppressed(e);
     }
   }
 

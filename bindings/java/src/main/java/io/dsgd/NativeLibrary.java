@@ -41,15 +41,15 @@ final class NativeLibrary {
     try {
       System.load(folder.resolve(JNI).toString());
     } catch (UnsatisfiedLinkError e) {
-      throw failure(
-          e.getMessage() + "; the system property dsgd.library.path is the folder " + folder, e);
+      throw linkError(
+          e.getMessage() + "; set -Ddsgd.library.path to the folder that holds " + JNI + ", not " + folder, e);
     }
   }
 
-  private static UnsatisfiedLinkError failure(String message, Throwable cause) {
-    UnsatisfiedLinkError failure = new UnsatisfiedLinkError(message);
-    failure.initCause(cause);
-    return failure;
+  private static UnsatisfiedLinkError linkError(String message, Throwable cause) {
+    UnsatisfiedLinkError error = new UnsatisfiedLinkError(message);
+    error.initCause(cause);
+    return error;
   }
 
   private static Optional<Path> besideJar() {
@@ -74,7 +74,7 @@ final class NativeLibrary {
     try {
       System.loadLibrary("dsgd_jni");
     } catch (UnsatisfiedLinkError e) {
-      throw failure(
+      throw linkError(
           "cannot load "
               + JNI
               + ": "
@@ -107,7 +107,7 @@ final class NativeLibrary {
       }
       System.load(folder.resolve(JNI).toString());
     } catch (IOException e) {
-      throw failure(
+      throw linkError(
           "cannot unpack the natives of the dsgd jar to "
               + System.getProperty("java.io.tmpdir")
               + ": "

@@ -67,14 +67,8 @@ final class Job {
         FutureTask<Void> task =
             new FutureTask<>(
                 () -> {
-                  try (Config config = worker(head, workers, keysAndValues);
-                      Session session = Dsgd.init(config)) {
-                    try {
-                      body.run(session);
-                    } catch (Throwable e) {
-                      abortQuietly(session, e);
-                      throw e;
-                    }
+                  try (Config config = worker(head, workers, keysAndValues)) {
+                    Dsgd.run(config, body::run);
                   }
                   return null;
                 });
@@ -130,14 +124,6 @@ final class Job {
           body.run();
           return null;
         });
-  }
-
-  private static void abortQuietly(Session session, Throwable reason) {
-    try {
-      session.abort(reason.toString());
-    } catch (DsgdException e) {
-      reason.addSuppressed(e);
-    }
   }
 
   static Throwable outcome(FutureTask<Void> task) throws InterruptedException {

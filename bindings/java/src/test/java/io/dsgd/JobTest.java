@@ -51,7 +51,7 @@ class JobTest {
               () ->
                   assertThrows(DsgdException.class, () -> Dsgd.run(one, session -> session.barrier())));
       new Thread(waiting).start();
-      IOException failure = new IOException("no data");
+      IOException failure = new IOException("no\0 data");
       assertSame(
           failure,
           assertThrows(
@@ -65,8 +65,36 @@ class JobTest {
       DsgdException heard = waiting.get(60, TimeUnit.SECONDS);
       assertEquals(Status.ABORTED, heard.status());
       assertEquals(1, heard.rank());
-      assertTrue(heard.getMessage().contains("the worker failed: " + failure), heard.getMessage());
+      assertTrue(heard.getMessage().contains("the worker failed: java.io.IOException: no data"), heard.getMessage());
     }
+  }
+
+  @Test
+  void runThrowsTheExceptionOfItsBodyWhateverBecomesOfTheSession() throws Exception {
+    RuntimeException unprintable =
+        new RuntimeException() {
+          @Override
+          public String toString() {
+            throw new IllegalStateException();
+          }
+        };
+    assertSame(
+        unprintable,
+        assertThrows(
+            RuntimeException.class,
+            () ->
+                Dsgd.run(
+                    session -> {
+                      throw unprintable;
+                    })));
+    assertThrows(
+        IOException.class,
+        () ->
+            Dsgd.run(
+                session -> {
+                  session.close();
+                  throw new IOException();
+                }));
   }
 
   @Test

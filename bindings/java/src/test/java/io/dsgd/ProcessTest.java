@@ -121,7 +121,7 @@ class ProcessTest {
     Process process = java(List.of("-Ddsgd.library.path=" + empty), Version.class.getName()).start();
     String text = new String(process.getInputStream().readAllBytes(), "UTF-8");
     assertEquals(1, process.waitFor(), text);
-    assertTrue(text.contains("the system property dsgd.library.path is the folder " + empty), text);
+    assertTrue(text.contains("set -Ddsgd.library.path to the folder that holds libdsgd_jni.so, not " + empty), text);
   }
 
   @Test
