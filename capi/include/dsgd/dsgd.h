@@ -592,8 +592,9 @@ struct DLManagedTensorVersioned;
 
 /* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
  * shape and contiguity are checked. The value tensor must not be read-only.
- * Ownership: on success dsgd owns both tensors, and calls their deleters when they are no longer bound; on a
- * GPU once it has done all that uses them, from a thread of dsgd's. On failure they stay the caller's.
+ * Ownership: on success dsgd owns both tensors. It calls their deleters when other buffers are bound, or when
+ * the session is freed; on a GPU it first waits until the device no longer uses them. A deleter may run on any
+ * thread, also within a call of this library. On failure the tensors stay the caller's.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (another major version of DLPack), and those of dsgd_bind. */
 DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
@@ -754,7 +755,7 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  *   CUDA graphs  Capture no call of dsgd's, and begin no capture in a stream with marks before the step has
  *                ended. Launch the graph, then mark the gradients in the stream it was launched in. Capture
  *                in a stream with the flag cudaStreamNonBlocking: while a blocking stream is captured, CUDA
- *                forbids the default stream, so steps wait for the end of the capture.
+ *                forbids the default stream, so steps wait for the end of the capture, at most `step_timeout`.
  *   NCCL         Use no other communicator on these GPUs (such as PyTorch's) from here to the end of the op,
  *                unless the gradients wait for its work in the stream in which they are marked. Two
  *                communicators that workers launch in different orders may wait for each other for ever.
@@ -773,8 +774,8 @@ DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsg
  * stream fails before that, the session fails.
  * Errors: DSGD_ERR_STATE (no step begun, marked twice in one step, or the default stream while a blocking
  * stream is being captured into a graph), DSGD_ERR_INVALID_ARGUMENT (a stream for the cpu, of another device,
- * or that is being captured into a graph; the gradient stays unmarked, and can be marked in another stream),
- * the failure of the step begun, if it has failed. */
+ * or that is being captured into a graph), the failure of the step begun, if it has failed. A gradient whose
+ * stream is refused stays unmarked: mark it again after the capture, or in another stream. */
 DSGD_API int32_t dsgd_gradient_ready(dsgd_replica *replica, dsgd_parameter *parameter, void *stream,
                                      dsgd_error **error);
 
@@ -801,7 +802,8 @@ DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *par
 
 /* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were
  * marked.
- * Errors: DSGD_ERR_STATE (no step was begun), the failure of the step begun, if it has failed. */
+ * Errors: DSGD_ERR_STATE (no step was begun, or a blocking stream is being captured into a graph: call it
+ * again afterwards), the failure of the step begun, if it has failed. */
 DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
 
 /* Reads the result of a step's op that has ended without error.
