@@ -534,9 +534,7 @@ void Engine::compare_goodbyes() {
     if (goodbye.steps == next_step_) digests[other] = goodbye.digests;
   }
   // Further goodbyes may show that another rank is the one that differs.
-  Status found = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
-  if (!found.ok() && found.message() != divergence_.message()) log_->error(found.message());
-  divergence_ = std::move(found);
+  divergence_ = find_divergence(model_, digests, "dsgd_close after step " + std::to_string(next_step_ - 1));
 }
 
 void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) {

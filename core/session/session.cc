@@ -268,7 +268,10 @@ Status Session::close(std::chrono::milliseconds timeout) {
   impl.leave_unmarked_step();
   impl.leave(deadline, timeout.count() != 0);
   transport::run_and_wait(impl.loop(), [&] { impl.diverged = impl.engine().divergence(); });
-  if (!impl.diverged.ok()) impl.report(impl.diverged);
+  if (!impl.diverged.ok()) {
+    impl.log->error(impl.diverged.message());
+    impl.report(impl.diverged);
+  }
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
   {
