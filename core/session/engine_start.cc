@@ -143,6 +143,10 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
         exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
                  "dsgd_start", [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
+                   // If all others differ from rank 0, it is the odd one.
+                   const bool all_differ =
+                       all.size() > 2 && std::none_of(all.begin() + 1, all.end(),
+                                                      [](const auto& text) { return text.empty(); });
                    for (size_t rank = 0; rank < all.size(); ++rank) {
                      if (all[rank].empty()) continue;
                      const std::string text = text_of(all[rank]);
@@ -157,7 +161,7 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
                                                         "same `fingerprint`"
                                                       : "; register the same parameters in the same order "
                                                         "and set the same options on all workers"))
-                                     .with_rank(static_cast<int32_t>(rank))
+                                     .with_rank(all_differ ? 0 : static_cast<int32_t>(rank))
                                      .with_operation("dsgd_start")
                                      .with_parameter(parameter));
                    }

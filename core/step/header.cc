@@ -122,7 +122,8 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
     }
     if (std::memcmp(&header.learning_rate, &first.learning_rate, sizeof header.learning_rate) != 0) {
       return differs("the learning rate", number_text(first.learning_rate), number_text(header.learning_rate),
-                     "set the same rate on all workers");
+                     "set the same rate on all workers, also in steps of workers that have no data left "
+                     "(dsgd.torch: join(update))");
     }
     if (header.loss_scale != first.loss_scale) {
       return differs("the loss scale", number_text(first.loss_scale), number_text(header.loss_scale),

@@ -105,9 +105,12 @@ def config_from(config: Any, values: Any) -> Config:
 def options_text(options: Any, values: Any) -> Any:
     """The "key=value" words of dsgd.h from a string, keyword arguments, or both."""
     words = [] if options is None else [options]
-    for value in (*words, *values.values()):
+    if options is not None and not isinstance(options, str):
+        raise TypeError(f"the options are {options!r}; give a string or keyword arguments, such as lr=0.1")
+    for key, value in values.items():
         if isinstance(value, (dict, list, tuple)):
-            raise TypeError(f"an option is {value!r}; give keyword arguments of one value each, such as lr=0.1")
+            remedy = "give beta1 and beta2" if key == "betas" else f"give one value, as in {key}=0.1"
+            raise TypeError(f"the option {key!r} is {value!r}; {remedy}")
     for key, value in values.items():
         words.append(f"{key}={int(value) if isinstance(value, bool) else value}")
     return " ".join(words) if words else None

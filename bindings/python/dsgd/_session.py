@@ -21,7 +21,7 @@ from ._nccl import wheel_nccl
 from ._operation import Operation, StepOperation
 from ._replica import Parameter, Replica, UntrainedParameter
 from ._shard import Shard
-from ._tables import DType, Status
+from ._tables import DType, SessionState, Status
 from ._types import LogRecord, SessionInfo, StepResult, dtype_of, state_of
 
 
@@ -215,8 +215,13 @@ class Session(Collectives):
 
     def set_optimizer(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """`set_optimizer("sgd", lr=0.1, momentum=0.9)`, before start. Names: sgd, adam, adamw, none (the mean gradient
-        is written to the gradient buffers). Definitions and defaults are PyTorch's. Without this call it is sgd with
+        is written to the gradient buffers). Definitions and defaults are PyTorch's. Options: lr and weight_decay; of sgd
+        momentum, dampening and nesterov; of adam and adamw beta1, beta2, eps and amsgrad. Without this call it is sgd with
         lr=0.01; a session to which dsgd.torch has attached a module needs the call."""
+        if not isinstance(name, str):
+            raise TypeError(
+                f"the optimizer's name is {name!r}; give 'sgd', 'adam' or 'adamw', or 'none' where an optimizer of PyTorch updates"
+            )
         _raw.dsgd_optimizer_set(self._handle.pointer, name, options_text(options, values))
         self._optimizer_is_none = name == "none"
         self._optimizer_chosen = True
@@ -245,6 +250,14 @@ class Session(Collectives):
             raise StateError(
                 "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
+            )
+        state = self.info.state
+        if state in (SessionState.STARTED, SessionState.TORN):
+            raise StateError("this session has started; it is started once, which DistributedDataParallel does by itself")
+        if state == SessionState.JOINED and not self.replicas:
+            raise StateError(
+                "there is no replica; before start call add_replica, or for a PyTorch module dsgd.torch.attach. "
+                "DistributedDataParallel attaches its module and starts the session"
             )
         self._check_gradients()
         self._run(_raw.dsgd_start, None)

@@ -68,7 +68,7 @@ def test_a_call_of_a_closed_session_is_named():
 def test_messages_use_the_names_of_python(session):
     with pytest.raises(dsgd.StateError, match="a step needs Session.start first"):
         session.step()
-    with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica before Session.start"):
+    with pytest.raises(dsgd.StateError, match="there is no replica; before start call add_replica, or for a PyTorch module dsgd.torch.attach"):
         session.start()
     session.close()
     with pytest.raises(dsgd.ClosedError, match="open a new one with dsgd.init"):
@@ -99,10 +99,14 @@ def test_a_parameter_that_is_none_is_refused_with_the_remedy(session):
 
 def test_options_of_several_values_are_refused_with_the_remedy(session):
     for options in ({"lr": 0.1}, ["lr=0.1"]):
-        with pytest.raises(TypeError, match="give keyword arguments"):
+        with pytest.raises(TypeError, match="give a string or keyword arguments"):
             session.set_optimizer("sgd", options)
-    with pytest.raises(TypeError, match="keyword arguments of one value each"):
+    with pytest.raises(TypeError, match=r"the option 'betas' is \(0.9, 0.99\); give beta1 and beta2"):
         session.set_optimizer("adam", betas=(0.9, 0.99))
+    with pytest.raises(TypeError, match=r"the option 'lr' is \[0.1\]; give one value"):
+        session.set_optimizer("adam", lr=[0.1])
+    with pytest.raises(TypeError, match="give 'sgd', 'adam' or 'adamw'"):
+        session.set_optimizer(object())
 
 
 def test_data_without_a_type_of_dsgd_is_refused_with_the_remedy(session):

@@ -6,13 +6,14 @@ import contextlib
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
 
 import torch
 
 from .._errors import ClosedError, InvalidArgumentError, StateError, WorkerLostError
 from .._operation import StepOperation
 from .._session import Session
+from .._tables import SessionState
 from .._types import StepResult
 from ._buffers import Buffers, add_untrained
 from ._optimizers import OtherOptimizers
@@ -26,6 +27,7 @@ def attach(
     device: Optional[str] = None,
     broadcast_buffers: bool = True,
     find_unused_parameters: bool = False,
+    **others: NoReturn,
 ) -> "Attachment":
     """Makes `module` a replica of the session's model. Before Session.start.
 
@@ -50,12 +52,18 @@ def attach(
     None. A pass that uses no parameter at all is an error. The option costs one small all-reduce per step. Without the
     option, a parameter that gets no gradient is an error.
     """
-    check_arguments(session, module, "dsgd.torch.attach(session, module)")
+    check_arguments(session, module, "dsgd.torch.attach(session, module)", others)
     if session._attached:
         raise StateError(
             "the session trains a module already; attach one module that contains all of them (torch.nn.ModuleList), or "
             "use a session for each"
         )
+    if session.info.state in (SessionState.STARTED, SessionState.TORN):
+        raise StateError(
+            "the session has started; attach the module before Session.start, which DistributedDataParallel calls by itself"
+        )
+    if session.replicas:
+        raise StateError("the session has a replica that is not this module; do not call add_replica: attach adds one")
     return Attachment(
         session,
         module,
@@ -65,8 +73,22 @@ def attach(
     )
 
 
-def check_arguments(session: Any, module: Any, call: str) -> None:
-    """Raises TypeError that shows the right `call`, in particular where the two arguments are swapped."""
+_PYTORCH_ARGUMENTS = {  # of its DistributedDataParallel, by name: what to do instead
+    "device_ids": "move the module to its device before, module.to(device)",
+    "output_device": "leave it out; the output is on the module's device",
+    "process_group": "give the session, which names the workers",
+    "bucket_cap_mb": "set the configuration key bucket_size",
+    "gradient_as_bucket_view": "leave it out; gradients are always in the memory that is sent",
+    "static_graph": "leave it out",
+}
+
+
+def check_arguments(session: Any, module: Any, call: str, others: Dict[str, Any]) -> None:
+    """Raises TypeError that shows the right `call`, in particular where the two arguments are swapped, or what to do instead
+    of `others`, which are no arguments."""
+    if others:
+        name = next(iter(others))
+        raise TypeError(f"{call} takes no argument {name!r}; {_PYTORCH_ARGUMENTS.get(name, 'see its help()')}")
     for name, value, kind in (("module", module, torch.nn.Module), ("session", session, Session)):
         if not isinstance(value, kind):
             wanted = "a torch.nn.Module" if kind is torch.nn.Module else "a dsgd.Session"
@@ -153,11 +175,12 @@ class Attachment:
     def join(self, update: Optional[Callable[[], Any]] = None) -> None:
         """Takes part in steps with weight 0 until no worker has data left. All workers call it after their last batch,
         where they may have different numbers of batches. With the optimizer "none", `update` is called after each step
-        to apply the mean gradient: `join(optimizer.step)`."""
+        to apply the mean gradient: `join(optimizer.step)`. With an optimizer of dsgd and a learning rate that changes with
+        the step, give a function that sets the next rate, as the loop does."""
         if update is None and self.session._optimizer_is_none:
             raise InvalidArgumentError(
-                "join() needs a function that applies the mean gradient, since the optimizer is 'none'; "
-                "give the step function of the optimizer, join(optimizer.step)"
+                "join() needs a function that applies the mean gradient, since the optimizer is 'none'; give the step "
+                "function of the optimizer: join(optimizer.step), as a call after the loop, not in a with statement"
             )
         if update is not None and not callable(update):
             raise TypeError(

@@ -11,17 +11,6 @@ from .._session import Session
 from ._attachment import attach, check_arguments
 
 
-_CALL = "dsgd.torch.DistributedDataParallel(module, session)"
-_PYTORCH_ARGUMENTS = {  # by name: what to do instead
-    "device_ids": "move the module to its device before, module.to(device)",
-    "output_device": "leave it out; the output is on the module's device",
-    "process_group": "give the session, which names the workers",
-    "bucket_cap_mb": "set the configuration key bucket_size",
-    "gradient_as_bucket_view": "leave it out; gradients are always in the memory that is sent",
-    "static_graph": "leave it out",
-}
-
-
 class DistributedDataParallel(torch.nn.Module):
     """Wraps a module; each backward pass ends with the mean gradient of all workers in `.grad`.
 
@@ -41,11 +30,7 @@ class DistributedDataParallel(torch.nn.Module):
         **others: NoReturn,  # a type checker accepts none
     ) -> None:
         super().__init__()
-        if others:
-            name = next(iter(others))
-            remedy = _PYTORCH_ARGUMENTS.get(name, "see help(dsgd.torch.DistributedDataParallel)")
-            raise TypeError(f"{_CALL} takes no argument {name!r}; {remedy}")
-        check_arguments(session, module, _CALL)
+        check_arguments(session, module, "dsgd.torch.DistributedDataParallel(module, session)", others)
         if session._optimizer_chosen and not session._optimizer_is_none:
             raise StateError(
                 "the session has an optimizer of dsgd, and this class leaves the update to one of PyTorch; use "

@@ -635,8 +635,10 @@ def test_swapped_arguments_are_an_error_that_shows_the_call(session):
 def test_arguments_of_pytorchs_class_are_an_error_that_says_what_to_do(session):
     with pytest.raises(TypeError, match=r"takes no argument 'device_ids'; move the module to its device before"):
         dsgd.torch.DistributedDataParallel(mlp(), device_ids=[0])
-    with pytest.raises(TypeError, match="takes no argument 'device_id'; see help"):
+    with pytest.raises(TypeError, match="takes no argument 'device_id'; see its help"):
         dsgd.torch.DistributedDataParallel(mlp(), session, device_id=0)
+    with pytest.raises(TypeError, match="takes no argument 'device_ids'; move the module"):
+        dsgd.torch.attach(session, mlp(), device_ids=[0])
     with pytest.raises(TypeError, match="argument 'session' must be a dsgd.Session, not 'NoneType'; call dsgd.torch"):
         dsgd.torch.DistributedDataParallel(mlp())
     assert not session.replicas and not session.parameters
@@ -644,9 +646,17 @@ def test_arguments_of_pytorchs_class_are_an_error_that_says_what_to_do(session):
 
 def test_a_module_is_attached_before_the_start(session):
     session.add_replica().alloc(session.add_parameter("weight", 1))
-    session.start()
-    with pytest.raises(dsgd.StateError):
+    with pytest.raises(dsgd.StateError, match="do not call add_replica: attach adds one"):
         dsgd.torch.attach(session, mlp())
+    session.start()
+    with pytest.raises(dsgd.StateError, match="attach the module before Session.start"):
+        dsgd.torch.attach(session, mlp())
+
+
+def test_the_wrapper_starts_the_session_itself(session):
+    dsgd.torch.DistributedDataParallel(mlp(), session)
+    with pytest.raises(dsgd.StateError, match="started once, which DistributedDataParallel does by itself"):
+        session.start()
 
 
 def test_a_session_trains_one_module(session):
