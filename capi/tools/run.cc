@@ -308,7 +308,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_option("--head", options->head,
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
   app.add_option("--num-workers", options->num_workers,
-                 "Workers of the whole job, with --head (default: those here)")
+                 "Workers of the whole job, with --head (default: --first-rank and those here)")
       ->check(whole_number(1, kMostWorkers));
   app.add_option("--first-rank", options->first_rank,
                  "Rank of the first worker here, with --head (default 0)")

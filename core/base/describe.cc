@@ -26,11 +26,15 @@ std::string describe_member(const transport::MemberInfo& member) {
          member.host + ", pid " + std::to_string(member.pid) + ")";
 }
 
-const char* reason_for_cut(const transport::MemberInfo& member) {
-  if (!member.addresses.empty() && is_loopback(member.addresses.front()))
-    return "the workers run in different containers, and a loopback address does not lead from one to "
-           "another; set `interface` or `listen` to a network that all share";
-  return "a firewall separates the workers";
+bool listens_on_loopback(const transport::MemberInfo& member) {
+  return !member.addresses.empty() && is_loopback(member.addresses.front());
+}
+
+const char* reason_for_cut(bool loopback) {
+  return loopback
+             ? "the workers run in different containers, and a loopback address does not lead from one to "
+               "another; let `head`, or `interface` or `listen`, name a network that all share"
+             : "a firewall separates the workers";
 }
 
 }  // namespace dsgd

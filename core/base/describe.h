@@ -14,7 +14,9 @@ std::string describe_duration(transport::Duration duration);
 std::string describe_candidate(const transport::MemberInfo& member);
 // "rank 2 (worker 'w2' on host nodeb, pid 4242)"
 std::string describe_member(const transport::MemberInfo& member);
-// Returns a clause that says why others may not reach a worker that runs.
-const char* reason_for_cut(const transport::MemberInfo& member);
+bool listens_on_loopback(const transport::MemberInfo& member);
+// Returns a clause that says why workers that run may not reach each other. `loopback`: one of them listens
+// on a loopback address.
+const char* reason_for_cut(bool loopback);
 
 }  // namespace dsgd

@@ -462,16 +462,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   Status cut_error(const MemberInfo& cut_off) const {
     std::vector<size_t> others;
     std::string first_why;
+    bool loopback = listens_on_loopback(cut_off);
     for (const auto& [pair, why] : cut_pairs) {
       const auto [low, high] = pair;
       const int32_t other = low == cut_off.rank ? high : low;
       if ((low != cut_off.rank && high != cut_off.rank) || has_left(other)) continue;
       if (others.empty()) first_why = why;
       others.push_back(static_cast<size_t>(other));
+      loopback = loopback || listens_on_loopback(workers[static_cast<size_t>(other)].info);
     }
     return Status(Code::kWorkerLost, describe_member(cut_off) + " is cut off from " + names(others) +
                                          ", though the head reaches all of them (" + first_why +
-                                         "); perhaps " + reason_for_cut(cut_off))
+                                         "); perhaps " + reason_for_cut(loopback))
         .with_rank(cut_off.rank, cut_off.host);
   }
 

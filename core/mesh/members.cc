@@ -52,7 +52,7 @@ Status Members::unreachable(int32_t rank, const Status& why) const {
   const std::string address = peer.addresses.empty() ? "no address" : peer.addresses.front();
   return Status(Code::kWorkerLost, name(view_.rank) + " cannot reach " + name(rank) + " at " + address +
                                        ": " + why.message() + "; it is stopped or cut off, or " +
-                                       reason_for_cut(peer))
+                                       reason_for_cut(listens_on_loopback(peer)))
       .with_rank(rank, peer.host);
 }
 
