@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/collectives/chunks.h"
 #include "core/mesh/operations.h"
 
 namespace dsgd {
@@ -51,12 +52,11 @@ void Broadcast::forward(size_t chunk) {
 
 std::optional<Landing> Broadcast::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
   const int32_t from = small_ ? shape_.root : (rank_ + size_ - 1) % size_;
-  if (header.phase != 0 || position_ == 0 || source != from || header.offset % chunk_ != 0 ||
-      header.offset >= data_.size() || nbytes != std::min<size_t>(chunk_, data_.size() - header.offset))
-    return {};
-  const size_t chunk = header.offset / chunk_;
-  if (std::exchange(have_[chunk], 1)) return {};
-  return Landing{.place = data_.data() + header.offset, .landed = [this, chunk] { received(chunk); }};
+  if (header.phase != 0 || position_ == 0 || source != from) return {};
+  const auto chunk = chunk_index(0, data_.size(), chunk_, header.offset, nbytes);
+  if (!chunk || std::exchange(have_[*chunk], 1)) return {};
+  return Landing{.place = data_.data() + header.offset,
+                 .landed = [this, chunk = *chunk] { received(chunk); }};
 }
 
 void Broadcast::received(size_t chunk) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/collectives/chunks.h"
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
@@ -61,18 +62,16 @@ void Ring::send_chunk(int32_t round, size_t chunk) {
 
 std::optional<Landing> Ring::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
   const int32_t round = header.phase;
-  if (source != left_ || round >= rounds_ || header.offset % plan_.element != 0) return {};
+  if (source != left_ || round >= rounds_) return {};
   const int32_t slice = slice_received(round);
-  const size_t begin = header.offset / plan_.element;
-  if (begin < bounds_[slice] || begin >= bounds_[slice + 1] || (begin - bounds_[slice]) % chunk_ != 0)
-    return {};
-  const size_t chunk = (begin - bounds_[slice]) / chunk_;
-  if (nbytes != (std::min(begin + chunk_, bounds_[slice + 1]) - begin) * plan_.element) return {};
-  if (std::exchange(have_[round][chunk], 1)) return {};
+  const size_t element = plan_.element;
+  const auto chunk = chunk_index(bounds_[slice] * element, bounds_[slice + 1] * element, chunk_ * element,
+                                 header.offset, nbytes);
+  if (!chunk || std::exchange(have_[round][*chunk], 1)) return {};
   return Landing{.place = plan_.data + header.offset,
                  .add = round < size_ - 1 ? &plan_.add : nullptr,
-                 .element = plan_.element,
-                 .landed = [this, round, chunk] { received(round, chunk); }};
+                 .element = element,
+                 .landed = [this, round, chunk = *chunk] { received(round, chunk); }};
 }
 
 void Ring::received(int32_t round, size_t chunk) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/collectives/chunks.h"
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
@@ -117,15 +118,14 @@ void Scheduled::send_entry(size_t entry) {
 }
 
 std::optional<Landing> Scheduled::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
-  if (header.phase >= receives_from_[source].size() || header.offset % plan_.element != 0) return {};
-  const size_t entry = receives_from_[source][header.phase];
+  if (header.phase >= receives_from_[source].size()) return {};
+  const size_t entry = receives_from_[source][header.phase], element = plan_.element;
   const Transfer& in = transfer(entry);
-  const uint64_t at = header.offset / plan_.element;
-  if (at < in.begin || at >= in.begin + in.count || (at - in.begin) % chunk_ != 0) return {};
-  const size_t chunk = (at - in.begin) / chunk_;
-  if (nbytes != std::min<uint64_t>(chunk_, in.begin + in.count - at) * plan_.element) return {};
+  const auto found = chunk_index(in.begin * element, (in.begin + in.count) * element, chunk_ * element,
+                                 header.offset, nbytes);
   State& state = states_[entry];
-  if (state.have[chunk]) return {};
+  if (!found || state.have[*found]) return {};
+  const size_t chunk = *found;
   if (!state.begun) {
     return Landing{.keep = [this, entry, chunk](std::unique_ptr<BulkReceipt> receipt) {
       states_[entry].have[chunk] = 1;
