@@ -353,9 +353,8 @@ FrameReader::Step FrameReader::begin_payload() {
   if (span) {
     slots_[slot].header = header;
     frame_->slot_ = slot;
-    std::unique_ptr<BulkSink> sink = landing_->on_span(header, nbytes_, &refused);
-    sink_ = sink.get();
-    slots_[slot].sink = std::move(sink);
+    slots_[slot].sink = landing_->on_span(header, nbytes_, &refused);
+    sink_ = slots_[slot].sink.get();
     if (slots_[slot].discarded) {  // from within on_bulk
       sink_ = nullptr;
       refused = slots_[slot].why;
