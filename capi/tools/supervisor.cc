@@ -257,7 +257,6 @@ void Supervisor::handle_events() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
   follow_joins();
-  blame_unjoined();
   handle_signals();
   char byte;
   if (fds[2].revents && read(lifeline_, &byte, 1) <= 0) {
@@ -265,6 +264,7 @@ void Supervisor::handle_events() {
     interrupt(SIGTERM);
   }
   reap();
+  blame_unjoined();  // here, so that a worker that has failed is blamed first
   if (!ending_)
     for (const auto& note : notes_) note->print_if_due();
   if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
