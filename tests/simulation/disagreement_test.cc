@@ -12,6 +12,7 @@
 
 #include "core/session/session.h"
 #include "registered.h"
+#include "tests/simulation/configure.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -171,16 +172,10 @@ void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std:
     world.start_program(process, [&, process, worker] {
       Config config;
       config.allow("algorithm", "doubling");
-      std::map<std::string, std::string> values = {
-          {"head", "node0:7700"},           {"token", "secret"},    {"num_workers", std::to_string(workers)},
-          {"rank", std::to_string(worker)}, {"step_timeout", "5s"}, {"lease", "60s"}};
-      if (const auto own = settings.find(worker); own != settings.end()) {
-        for (const auto& [key, value] : own->second) values[key] = value;
-      }
-      for (const auto& [key, value] : values) {
-        const Status set = config.set(key, value);
-        EXPECT_TRUE(set.ok()) << set.message();
-      }
+      std::map<std::string, std::string> values;
+      if (const auto own = settings.find(worker); own != settings.end()) values = own->second;
+      values.insert({{"step_timeout", "5s"}, {"lease", "60s"}});
+      configure(config, workers, worker, values);
       auto session = Session::open(config, world.environment(process), std::make_shared<Log>(), registered());
       EXPECT_TRUE(session.ok()) << session.status().message();
       if (session.ok()) {

@@ -1,14 +1,15 @@
 // A worker leaves the job while the others use collectives. In good order: whatever they call and whatever
 // the moment, their calls end with an error that names the worker and says that it has closed its session.
-// Nobody takes it for lost. Steps go on (departure_test.cc). After an abort: their calls end with its reason.
+// The worker is not taken for lost. Steps go on (departure_test.cc). After an abort: their calls end with its
+// reason.
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "core/session/session.h"
+#include "tests/simulation/configure.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -86,15 +87,7 @@ struct Case {
 
 Config configuration(int32_t worker) {
   Config config;
-  for (const auto& [key, value] :
-       std::map<std::string, std::string>{{"head", "node0:7700"},
-                                          {"token", "secret"},
-                                          {"num_workers", std::to_string(kWorkers)},
-                                          {"rank", std::to_string(worker)},
-                                          {"step_timeout", "20s"},
-                                          {"lease", "5s"}}) {
-    EXPECT_TRUE(config.set(key, value).ok());
-  }
+  configure(config, kWorkers, worker, {{"step_timeout", "20s"}, {"lease", "5s"}});
   return config;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/session/session.h"
+#include "tests/simulation/configure.h"
 #include "tests/unit/metrics.h"
 #include "transport/sim/world.h"
 
@@ -47,13 +48,7 @@ std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = 
   int32_t over = 0;
   const auto run = [&](transport::ProcessId process, int32_t rank) {
     Config config;
-    for (const auto& [key, value] :
-         std::map<std::string, std::string>{{"head", "node0:7700"},
-                                            {"token", "secret"},
-                                            {"num_workers", std::to_string(kWorkers)},
-                                            {"rank", std::to_string(rank)}}) {
-      ASSERT_TRUE(config.set(key, value).ok());
-    }
+    configure(config, kWorkers, rank);
     auto opened = Session::open(config, world.environment(process), std::make_shared<Log>());
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     Session& session = *opened.value();

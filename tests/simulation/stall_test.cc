@@ -3,11 +3,11 @@
 // out says the same.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "core/session/session.h"
+#include "tests/simulation/configure.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -61,17 +61,9 @@ class Job {
  private:
   void run(transport::ProcessId process, int32_t worker, const Body& body) {
     Config config;
-    for (const auto& [key, value] :
-         std::map<std::string, std::string>{{"head", "node0:7700"},
-                                            {"token", "secret"},
-                                            {"num_workers", std::to_string(kWorkers)},
-                                            {"rank", std::to_string(worker)},
-                                            {"worker_id", "w" + std::to_string(worker)},
-                                            {"step_timeout", "60s"},
-                                            {"stall_warning", "1s"}}) {
-      const Status set = config.set(key, value);
-      EXPECT_TRUE(set.ok()) << set.message();
-    }
+    configure(
+        config, kWorkers, worker,
+        {{"worker_id", "w" + std::to_string(worker)}, {"step_timeout", "60s"}, {"stall_warning", "1s"}});
     transport::Time began{};
     auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
       warnings[worker].push_back({world.now() - began, record.message});

@@ -349,9 +349,9 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
 // A stream of the host's.
 class HostStream {
  public:
-  explicit HostStream(int device = 0) {
+  explicit HostStream(int device = 0, unsigned int flags = cudaStreamNonBlocking) {
     EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, flags), cudaSuccess);
     EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
   }
   ~HostStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
@@ -931,8 +931,7 @@ TEST_F(GpuSession, AGraphThatIsCapturedMeanwhileIsNotSpoiledNorIsTheStep) {
 // While a blocking stream is captured, the legacy default stream cannot be used, in which this host has all
 // its work.
 TEST_F(GpuSession, AStepWaitsForTheCaptureOfABlockingStreamAndEndsBehindItsUpdate) {
-  cudaStream_t blocking = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  const HostStream blocking(0, cudaStreamDefault);
   for (const bool before : {true, false}) {
     SCOPED_TRACE(before ? "captured when the step begins" : "captured when it ends");
     Trainer trainer(open(), {"cuda:0", "cpu"}, "sgd", "lr=1");
@@ -967,12 +966,10 @@ TEST_F(GpuSession, AStepWaitsForTheCaptureOfABlockingStreamAndEndsBehindItsUpdat
     EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
     ok(trainer.session->close(10s));
   }
-  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
 TEST_F(GpuSession, AGradientThatCannotBeMarkedDuringACaptureIsMarkedAfterIt) {
-  cudaStream_t blocking = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  const HostStream blocking(0, cudaStreamDefault);
   Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
   ok(trainer.session->start());
   trainer.fill(0, true, [](size_t) { return 1.0f; });
@@ -998,12 +995,10 @@ TEST_F(GpuSession, AGradientThatCannotBeMarkedDuringACaptureIsMarkedAfterIt) {
   ok(trainer.session->wait(*operation.value(), -1ms));
   EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
   ok(trainer.session->close(10s));
-  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
 TEST_F(GpuSession, ACaptureThatDoesNotEndIsATimeout) {
-  cudaStream_t blocking = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault), cudaSuccess);
+  const HostStream blocking(0, cudaStreamDefault);
   Trainer trainer(open({{"step_timeout", "200ms"}}), {"cuda:0"}, "sgd", "lr=1");
   ok(trainer.session->start());
   {
@@ -1014,7 +1009,6 @@ TEST_F(GpuSession, ACaptureThatDoesNotEndIsATimeout) {
     EXPECT_FALSE(capture.spoiled());
   }
   (void)trainer.session->close(10s);
-  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
 // All calls of the device return the error of a kernel, the host's perhaps.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tests/unit/transport/borrowed_sink.h"
+
 namespace dsgd::transport {
 
 bool until(Network& network, const std::function<bool()>& predicate) {
@@ -85,30 +87,16 @@ void Recorder::on_call(ServerChannel& channel, Message request, Responder respon
   }
 }
 
-// The channel's handle of a test's sink.
-class Recorder::Borrowed final : public BulkSink {
- public:
-  Borrowed(Recorder& recorder, const BulkHeader& header, TestSink& sink)
-      : recorder_(recorder), header_(header), sink_(sink) {}
-  std::byte* place(size_t offset, size_t n) override { return sink_.place(offset, n); }
-  void take(size_t offset, std::span<const std::byte> piece) override { sink_.take(offset, piece); }
-  void landed() override {
-    recorder_.check_loop();
-    recorder_.order.push_back("chunk " + std::to_string(header_.operation));
-    recorder_.chunks.push_back({header_, sink_.data(), true});
-  }
-
- private:
-  Recorder& recorder_;
-  const BulkHeader header_;
-  TestSink& sink_;
-};
-
 std::unique_ptr<BulkSink> Recorder::on_bulk(ServerChannel& channel, const BulkHeader& header, size_t nbytes) {
   check_loop();
   asked.push_back(nbytes);
   TestSink* sink = choose_sink ? choose_sink(channel, header, nbytes) : nullptr;
-  return sink ? std::make_unique<Borrowed>(*this, header, *sink) : nullptr;
+  if (!sink) return nullptr;
+  return std::make_unique<BorrowedSink<TestSink>>(*sink, [this, header, sink] {
+    check_loop();
+    order.push_back("chunk " + std::to_string(header.operation));
+    chunks.push_back({header, sink->data(), true});
+  });
 }
 
 void Recorder::on_bulk_end(ServerChannel& channel, const BulkHeader& header,

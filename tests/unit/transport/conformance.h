@@ -116,7 +116,6 @@ class Recorder : public ServerHandler {
   int off_loop = 0;
 
  private:
-  class Borrowed;
   void check_loop() { off_loop += network != nullptr && !network->loop().on_loop() ? 1 : 0; }
 };
 

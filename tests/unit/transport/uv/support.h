@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/unit/transport/borrowed_sink.h"
 #include "transport/network.h"
 #include "transport/uv/environment.h"
 #include "transport/uv/fd.h"
@@ -163,7 +164,11 @@ struct TestHandler : ServerHandler {
   std::unique_ptr<BulkSink> on_bulk(ServerChannel& channel, const BulkHeader& header, size_t n) override {
     Ordered ordered;
     OwnedSink* const sink = bulk(channel, header, n);
-    return sink ? std::make_unique<Borrowed>(*this, header, *sink) : nullptr;
+    if (!sink) return nullptr;
+    return std::make_unique<BorrowedSink<OwnedSink>>(*sink, [this, header] {
+      Ordered landing;
+      landed(header);
+    });
   }
   void on_bulk_end(ServerChannel& channel, const BulkHeader& header,
                    std::unique_ptr<BulkReceipt> receipt) override {
@@ -178,24 +183,6 @@ struct TestHandler : ServerHandler {
   // On the loop only.
   std::vector<ServerChannel*> channels;
   std::vector<Status> closes;
-
- private:
-  class Borrowed final : public BulkSink {
-   public:
-    Borrowed(TestHandler& handler, const BulkHeader& header, OwnedSink& sink)
-        : handler_(handler), header_(header), sink_(sink) {}
-    std::byte* place(size_t offset, size_t n) override { return sink_.place(offset, n); }
-    void take(size_t offset, std::span<const std::byte> piece) override { sink_.take(offset, piece); }
-    void landed() override {
-      Ordered ordered;
-      handler_.landed(header_);
-    }
-
-   private:
-    TestHandler& handler_;
-    const BulkHeader header_;
-    OwnedSink& sink_;
-  };
 };
 
 struct OpenDoor : AcceptHandler {
