@@ -593,8 +593,8 @@ struct DLManagedTensorVersioned;
 /* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
  * shape and contiguity are checked. The value tensor must not be read-only.
  * Ownership: on success dsgd owns both tensors. It calls their deleters when other buffers are bound, or when
- * the session is freed; on a GPU it first waits until the device no longer uses them. A deleter may run on any
- * thread, also within a call of this library. On failure the tensors stay the caller's.
+ * the session is freed; on a GPU it first waits until the device no longer uses them. A deleter may run on
+ * any thread, also within a call of this library. On failure the tensors stay the caller's.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_UNSUPPORTED (another major version of DLPack), and those of dsgd_bind. */
 DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *parameter,
@@ -755,7 +755,8 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  *   CUDA graphs  Capture no call of dsgd's, and begin no capture in a stream with marks before the step has
  *                ended. Launch the graph, then mark the gradients in the stream it was launched in. Capture
  *                in a stream with the flag cudaStreamNonBlocking: while a blocking stream is captured, CUDA
- *                forbids the default stream, so steps wait for the end of the capture, at most `step_timeout`.
+ *                forbids the default stream, so steps wait for the end of the capture, for `step_timeout` at
+ *                most.
  *   NCCL         Use no other communicator on these GPUs (such as PyTorch's) from here to the end of the op,
  *                unless the gradients wait for its work in the stream in which they are marked. Two
  *                communicators that workers launch in different orders may wait for each other for ever.
