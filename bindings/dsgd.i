@@ -1,8 +1,8 @@
-/* The part of the SWIG interface that all languages share: which of dsgd.h is seen, and as what. It has no %module and no
- * typemaps of a language: java/, go/ and python/ each have an interface file of their own that declares its module,
+/* The part of the SWIG interface that all languages share: which declarations of dsgd.h SWIG wraps, and how. It has no
+ * %module and no typemaps of a language. java/, go/ and python/ each have an interface file that declares its module,
  * includes <dsgd/dsgd.h> in its %{ %} block, gives its typemaps, and then includes this file.
  *
- * What a language's own file has to map, by these names:
+ * A language's own file has to map these names:
  *   dsgd_error **error                  every fallible function's last argument
  *   dsgd_T **t                          handles given out; dsgd_handles.i applies a macro to each of them
  *   (void *data, size_t nbytes)         and its relatives: buffers

@@ -7,8 +7,8 @@
 //
 // A proof is an HMAC-SHA-256 over both nonces and every byte of the hello. It is good for this connection,
 // job, role, rank and worker only, so a recorded stream is refused when it is sent again. An eavesdropper
-// cannot compute the token, but can try guesses, so the token must be random. Nothing after the handshake is
-// encrypted or authenticated.
+// cannot compute the token, but can try guesses, so the token must be random. Without TLS nothing after the
+// handshake is encrypted or authenticated.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,10 @@ enum class Side : uint8_t { kDialling, kAccepting };
 // travels, with the nonce of the dialling side. `challenge`: the nonce of the accepting side.
 Proof prove(Side side, std::string_view token, std::string_view job_nonce, std::span<const uint8_t> hello,
             const Nonce& challenge);
+
+// A keyed hash of the job's nonce under the token. A head keeps it, to recognize the token; it is no key and
+// no proof.
+TokenDigest token_digest(std::string_view token, std::string_view job_nonce);
 
 // Takes the same time whether and wherever the two differ.
 bool equal_proofs(const Proof& one, const Proof& other);

@@ -16,8 +16,8 @@ class BoundedCalls {
   ~BoundedCalls();
   BoundedCalls(const BoundedCalls&) = delete;
   // Returns true when `call` has ended. Returns false if it, or one before it, has not ended within
-  // `patience`; it still runs later. Called from within a call: queues `call` and returns true at once.
-  bool run(std::chrono::nanoseconds patience, std::function<void()> call);
+  // `timeout`; it still runs later. Called from within a call: queues `call` and returns true at once.
+  bool run(std::chrono::nanoseconds timeout, std::function<void()> call);
   bool late() const;  // has a call for which run() returned false still not ended?
 
  private:

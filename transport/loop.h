@@ -19,10 +19,10 @@ using Task = std::function<void()>;
 using TimerId = uint64_t;  // 0 is never a timer
 inline constexpr Time kNever = Time::max();
 
-// How a waiting caller spins.
+// Spinning of a caller that waits.
 struct Spin {
-  Duration duration{};  // it polls for so long before it sleeps
-  bool yields = false;  // it offers its processor to other threads after each look
+  Duration duration{};  // time for which it polls before it sleeps
+  bool yields = false;  // calls sched_yield() between two polls
 };
 
 class Loop {
@@ -46,8 +46,8 @@ class Loop {
   // `done` must be set on the loop, by a task that then returns; no notification is needed.
   virtual bool wait(const std::atomic<bool>& done, Time deadline) = 0;
 
-  // post(task) and wait(done, deadline) in one. A caller that goes on to drive the loop itself need not wake
-  // anybody for the task, which a plain post() must do.
+  // post(task) and wait(done, deadline) in one. Cheaper than the two calls: a caller that drives the loop
+  // itself wakes no other thread for the task.
   virtual bool run(Task task, const std::atomic<bool>& done, Time deadline) {
     post(std::move(task));
     return wait(done, deadline);
@@ -67,7 +67,7 @@ class Loop {
   virtual uint64_t random() = 0;
 };
 
-// Runs `work` on the loop and returns when it has ended, also by an exception. Not from the loop.
+// Runs `work` on the loop. Returns when it has ended, even if it has thrown. Not from the loop.
 template <typename Work>
 void run_and_wait(Loop& loop, const Work& work) {
   std::atomic<bool> over{false};

@@ -18,14 +18,16 @@ inline constexpr uint32_t kProtocolVersion = 1;
 // Purpose of a connection. Each connection carries calls from the side that dialled to the side that
 // accepted.
 enum class Role : uint8_t {
-  kControl = 0,    // worker -> head: join, watch, leave, abort
-  kHeartbeat = 1,  // worker -> head: renew, from a thread of its own
+  // Worker -> head: join, return, enter, watch, progress, reports, leave. Any process: status, scale.
+  kControl = 0,
+  kHeartbeat = 1,  // worker -> head: renew and leave, from a thread of its own
   kPeer = 2,       // worker -> worker: bulk data, operation failures, objects
   kProbe = 3,      // worker -> worker: can you be reached? Nothing follows the hello
 };
 
 using Nonce = std::array<uint8_t, 32>;  // random, used once
-struct Proof {                          // of the token (authentication.h)
+using TokenDigest = std::array<uint8_t, 32>;
+struct Proof {  // of the token (authentication.h)
   std::array<uint8_t, 32> mac{};
   bool operator==(const Proof&) const = default;
 };
@@ -36,7 +38,7 @@ struct Hello {
   Role role = Role::kControl;
   std::string job;
   std::string worker_id;
-  int32_t rank = -1;  // -1: not yet known
+  int32_t rank = -1;  // to the head: the worker's number; -1: not yet known
   uint64_t view = 0;
   std::string library_version;
   bool checksum = false;  // the dialling side wants checksums; filled in by the network
@@ -60,22 +62,48 @@ struct MemberInfo {
   std::string machine;                 // identity of the machine (boot id): equal means same node
   std::vector<std::string> addresses;  // where it listens: "10.0.0.1:7701", "[fe80::1]:7701", "unix:/run/x"
   int64_t pid = 0;
+  // Assigned by the head: the rank in the first view; workers that join later get the next numbers.
+  int32_t number = -1;
 };
 
-// ---- worker -> head
+// ---- worker -> head. Each message names its sender by the number that the head gave it (MemberInfo::number)
+// and by the view of its JoinReply. Both stay the same in later views.
 struct JoinRequest {
   MemberInfo member;  // member.rank: the rank asked for, or -1
   uint32_t num_workers = 0;
   bool hosts_head = false;  // the head runs inside this worker
-  Duration lease{};         // what the worker takes it to be; the head's must be the same
+  // Settings of the worker; each must equal the head's.
+  Duration lease{};
+  uint32_t min_workers = 0;  // 0: num_workers
+  uint32_t max_workers = 0;  // 0: num_workers
+  Duration rejoin_timeout{};
+  Duration straggler_timeout = {};  // 0: off
+  uint64_t incarnation = 0;         // random, of this join, however often the worker asks; 0: none
 };
-struct JoinReply {  // comes when num_workers have joined
+struct JoinReply {  // comes when num_workers have joined, or at once from a job that runs
   uint64_t view = 0;
   int32_t rank = -1;
   int32_t head_rank = -1;           // worker that hosts the head, -1: a process of its own
   std::vector<MemberInfo> members;  // by rank
   // random; workers name it in each later hello, which shows that they are of this job.
   std::string job_nonce;
+  // The job runs already. `members` are those of its present view and, last, this worker, which takes part
+  // only in a later view, after its Enter.
+  bool learner = false;
+  uint64_t sequence = 0;  // for the first Watch
+  bool paused = false;    // as in WatchReply
+  bool durable = false;   // the head's record outlives the head, so its workers wait for another one
+};
+// A worker that has joined dials the head again: the head was lost, or does not answer. From then on this is
+// the worker's control connection. The answer is Empty.
+struct Return {
+  int32_t number = -1;
+  uint64_t view = 0;
+  uint64_t incarnation = 0;  // of its JoinRequest
+};
+struct Enter {  // a learner is ready to take part in the next view
+  int32_t number = -1;
+  uint64_t view = 0;
 };
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;
@@ -83,30 +111,96 @@ struct Watch {  // parked by the head until it has news after `sequence`
 struct WatchReply {
   uint64_t sequence = 0;  // to be given with the next Watch
   uint64_t view = 0;
-  Status news;        // why the job cannot go on, naming the rank; OK: `left` has closed its session
-  int32_t left = -1;  // rank that closed its session in good order
-  uint64_t departure_call = 0;  // copied from the Leave of `left`
+  // Why the job cannot go on, naming the rank; or, with `members`, why it goes on in a new view; OK: `left`
+  // has closed its session.
+  Status news;
+  int32_t left = -1;                // number of the worker that closed its session in good order
+  uint64_t departure_call = 0;      // copied from the Leave of `left`
+  std::vector<MemberInfo> members;  // of the new view, by rank; empty: the view stays
+  int32_t head_rank = -1;           // in the new view
+  bool paused = false;              // it has too few workers for steps, which wait for another view
 };
 struct Renew {  // a heartbeat; the answer is Empty
-  int32_t rank = -1;
+  int32_t number = -1;
   uint64_t view = 0;
 };
-struct Leave {  // a worker closes its session in good order (cause is OK) or because of `cause`
-  int32_t rank = -1;
+// How far a worker is, once per heartbeat interval; the answer is Empty.
+struct Progress {
+  // Of several open calls, the report tells of the one with the highest number.
+  enum class Activity : uint8_t {
+    kComputes = 0,  // no call is open, or only the worker's own host and devices delay the open ones
+    kBusy = 1,      // a call is open and waits for no worker: it writes or sends
+    kWaits = 2,     // a call waits for other workers
+  };
+  int32_t number = -1;
   uint64_t view = 0;
+  uint64_t present_view = 0;  // that the worker is in; `waits_for` has ranks of it
+  uint64_t steps = 0;         // that have succeeded
+  Activity activity = Activity::kComputes;
+  uint64_t call = 0;           // the open call that the rest is about, unique in the session; 0: none
+  Duration open{};             // how long the call has been open
+  std::string operation = {};  // "step 17"; empty: not known
+  std::string waiting = {};    // what the call waits for, as a sentence; may be cut; empty: not known
+  std::vector<int32_t> waits_for = {};  // ranks, ascending; the lowest kMaxWaitedRanks
+};
+struct Leave {  // a worker closes its session in good order (cause is OK) or because of `cause`
+  int32_t number = -1;
+  uint64_t view = 0;  // that the worker is in
   Status cause;
   uint64_t departure_call = 0;  // first call that it does not make; 0: no step can go on without it
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
-  int32_t rank = -1;
+  int32_t number = -1;
   uint64_t view = 0;
   Status cause;
 };
-struct ReportCut {  // `rank` cannot reach `peer`: the head decides which of the two is cut off
-  int32_t rank = -1;
+struct ReportCut {  // the sender cannot reach the worker with `peer_number`: the head decides which of
+                    // the two is cut off
+  int32_t number = -1;
   uint64_t view = 0;
   Status cause;  // why not; does not name the two
-  int32_t peer = -1;
+  int32_t peer_number = -1;
+};
+
+// ---- any process that knows the token -> head. The sender needs no place in the job.
+struct StatusRequest {};
+struct ScaleRequest {  // asks for another number of workers; `dsgd run` reads it in the StatusReply
+  uint32_t workers = 0;
+};
+struct WorkerStatus {
+  enum class State : uint8_t {
+    kWaiting = 0,  // the job has not begun
+    kRunning = 1,
+    kJoining = 2,  // joined the running job, and is in no view yet
+    kLeft = 3,     // closed its session
+    kLost = 4,     // was lost, or evicted
+  };
+  MemberInfo member;  // without machine and addresses; its rank is that of its last view; -1: none yet
+  State state = State::kWaiting;
+  Duration silence = {};        // since the last sign of life; of one that has neither left nor was lost
+  bool reported = false;        // the rest is known
+  Duration age = {};            // since `progress` arrived
+  double steps_per_second = 0;  // of the latest reports
+  Progress progress = {};
+};
+struct StatusReply {
+  enum class State : uint8_t {
+    kGathering = 0,  // workers are still to come
+    kRunning = 1,
+    kPaused = 2,  // too few workers are left; others may join
+    kEnding = 3,  // all workers have left
+    kFailed = 4,  // `cause` ended the job
+  };
+  State state = State::kGathering;
+  uint64_t view = 0;  // 0: the job has not begun
+  uint32_t num_workers = 0, min_workers = 0, max_workers = 0;
+  uint32_t wanted_workers = 0;  // of the last ScaleRequest; 0: none has come
+  uint32_t scale_requests = 0;  // that the head has taken
+  int32_t head_rank = -1;       // worker that hosts the head
+  Status cause = {};
+  std::vector<int32_t> missing;  // ranks that have not come; none if that is not known
+  std::string refused;           // the last refusal, while workers are still to come
+  std::vector<WorkerStatus> workers;
 };
 
 // ---- worker -> worker
@@ -128,6 +222,41 @@ struct HasBegun {
   int32_t rank = -1;  // the sender
   uint64_t operation = 0;
 };
+// The sender is closing. The answer, Empty, comes when the receiver has completed this number of steps, too.
+struct HasCompleted {
+  uint64_t view = 0;
+  int32_t rank = -1;  // the sender
+  uint64_t steps = 0;
+};
+// Asks the receiver for the next part of its values and optimizer state, as a stream (StateParts). The sender
+// joins the running job: it may be in no view yet, and then names the one that it knows.
+struct FetchState {
+  uint64_t view = 0;
+  int32_t rank = -1;            // the sender
+  uint64_t begin = 0, end = 0;  // elements of all trained parameters, one after the other
+  uint64_t next = 0;            // number of the answer in the stream; 0 begins it
+  uint64_t signature = 0;       // digest of the settings that must be equal
+  bool last = false;            // the receiver stands still: the answer comes at once, with a digest
+};
+struct StateParts {
+  enum class Kind : uint8_t {
+    kState,   // data: values, then each tensor of state
+    kUpdate,  // data: sums of gradients, from which the receiver updates its elements as the sender has
+    kValues,  // data: new values, in the type of the sums
+  };
+  struct Part {
+    Kind kind = Kind::kState;
+    uint32_t parameter = 0;
+    uint64_t begin = 0, count = 0;  // elements
+    // Of an update: number of updates before; the settings then; the divisor of the sums.
+    uint64_t updates = 0;
+    double learning_rate = 0, rate = 0, decay = 0, divisor = 0;
+    std::vector<uint8_t> data = {};
+  };
+  std::vector<Part> parts;
+  bool whole = false;   // there is nothing more now
+  uint64_t digest = 0;  // of the values, with the last one
+};
 // Announces an object; the answer comes when the receiver has it.
 struct PutObject {
   uint64_t view = 0;
@@ -138,6 +267,7 @@ struct PutObject {
   std::vector<uint8_t> data;  // of a small object; the receiver fetches that of others
   int32_t dtype = -1;         // of the array; -1: bytes without a type
   std::vector<int64_t> shape = {};
+  bool again = false;  // the job has the object already; the receiver has joined later
 };
 struct DeleteObject {
   uint64_t view = 0;
@@ -163,15 +293,38 @@ struct Goodbye {  // last message on a connection that is closed on purpose
 
 struct Empty {};
 
-using Message =
-    std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
-                 PutObject, Goodbye, SessionFailed, HasBegun, ReportCut, DeleteObject, FetchObject>;
+using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
+                             OperationFailed, PutObject, Goodbye, SessionFailed, HasBegun, ReportCut,
+                             DeleteObject, FetchObject, Enter, HasCompleted, Progress, StatusRequest,
+                             StatusReply, Return, ScaleRequest, FetchState, StateParts>;
+
+// ---- not sent, but kept on disk: all that a head knows of its running job
+struct HeadRecord {
+  struct Worker {
+    MemberInfo info;           // with its rank in the present view, or in the last one that it was in
+    uint64_t joined = 0;       // view of its JoinReply, which its messages name, too
+    uint64_t incarnation = 0;  // of its JoinRequest
+    bool learner = false;      // joined the running job, and is in no view yet
+    bool left = false;         // sent Leave
+    bool lost = false;
+    Status eviction;  // the answer to its calls, once it is lost and the job goes on without it
+  };
+  std::string job, address;  // the address at which the head listens
+  Duration lease{}, rejoin_timeout{}, straggler_timeout{};
+  uint32_t num_workers = 0, min_workers = 0, max_workers = 0;
+  std::string job_nonce;
+  TokenDigest token_digest{};  // of the job's token and this nonce
+  uint64_t view = 0;
+  uint32_t joined = 0;          // workers that ever joined; their numbers are 0, 1, ...
+  std::vector<Worker> workers;  // by number; without most of those that were lost
+  uint64_t confirmed = 0;       // news that all workers have confirmed; `news` are the later ones
+  std::vector<WatchReply> news;
+};
 
 // ---- bulk: one chunk of an operation. The meaning of kind, dtype, reduction, phase is core's.
 struct BulkHeader {
   uint64_t view = 0;
   uint64_t operation = 0;  // number of the operation: channel, call, and index in the call; made by core
-  uint32_t group = 0;      // 0: the world
   int32_t source = -1;     // rank of the sender
   uint8_t kind = 0, dtype = 0, reduction = 0, algorithm = 0;  // what the sender believes the operation is
   int32_t root = -1;

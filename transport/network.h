@@ -13,13 +13,15 @@
 #include <string>
 
 #include "transport/base/status.h"
+#include "transport/files.h"
+#include "transport/http.h"
 #include "transport/loop.h"
 #include "transport/messages.h"
 
 namespace dsgd::transport {
 
-// Answers one call, once. Copyable handle to a single answer; the last copy dropped without an answer answers
-// with an error. Answering after the connection closed is harmless.
+// Answers one call, once. Copies share the answer: if all are destroyed without one, the caller gets an
+// error. Answering after the connection has closed does nothing.
 using Responder = std::function<void(Result<Message>)>;
 
 // Receives a chunk's payload while it is read from the wire. The channel owns it. It does not use it after
@@ -28,8 +30,8 @@ using Responder = std::function<void(Result<Message>)>;
 class BulkSink {
  public:
   virtual ~BulkSink() = default;
-  // The place for bytes [offset, offset + n) of the chunk, to be read into directly; null: use take().
-  virtual std::byte* place(size_t offset, size_t n) = 0;
+  // Returns where bytes [offset, offset + n) of the chunk are to be read into directly; null: use take().
+  virtual std::byte* destination(size_t offset, size_t n) = 0;
   // A piece in cache-resident scratch, valid during the call. Pieces come in order; offset and all sizes but
   // the last are multiples of 64.
   virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
@@ -53,8 +55,8 @@ class ServerChannel {
   virtual ~ServerChannel() = default;
   virtual const Hello& hello() const = 0;
   virtual std::string address() const = 0;  // the peer's, for messages
-  // No sink of this operation is used after this returns. What is still to come of its chunks is read and
-  // thrown away, and their calls are answered with `why`.
+  // Drops the arriving chunks of an operation. No sink of it is used after this returns. The rest of these
+  // chunks is read and discarded, and their calls are answered with `why`.
   virtual void discard(uint64_t operation, const Status& why) = 0;
   virtual void close() = 0;  // on_close follows from the loop, once
 };
@@ -81,8 +83,9 @@ class ServerHandler {
 
 class ClientChannel {
  public:
-  virtual ~ClientChannel() = default;       // as close(), with on_closed not called
-  virtual std::string address() const = 0;  // numeric, of the address that answered; dial() takes it
+  // Closes the connection. No callback comes and no span is read any more; what is queued may be lost.
+  virtual ~ClientChannel() = default;
+  virtual std::string address() const = 0;  // the address that answered, in numbers; dial() accepts it
 
   // Sends a request; `done` is called once, from the loop, also when the deadline passes or the connection
   // breaks.
@@ -101,13 +104,37 @@ class ClientChannel {
   virtual void send_small(const BulkHeader& header, std::span<const std::byte> data,
                           std::function<void(const Status&)> done) = 0;
 
-  // No span of this operation is read after this returns. Chunks not begun are dropped, one half written is
-  // finished from a copy; their `done` is not called. It does not throw.
+  // Drops the chunks of this operation that are not begun, and completes a half-written one from a copy. Does
+  // not call their `done`. No span of the operation is read after this returns. Does not throw.
   virtual void revoke(uint64_t operation) = 0;
 
   // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false.
   // `closed` is not called for it.
   virtual void close(bool flush) = 0;
+};
+
+// Gives the calls to the dialling end of a connection, which outlives the channel.
+template <typename End>
+class ChannelOf : public ClientChannel {
+ public:
+  explicit ChannelOf(std::shared_ptr<End> end) : end_(std::move(end)) {}
+  std::string address() const override { return end_->peer(); }
+  void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
+    end_->call(std::move(request), deadline, std::move(done));
+  }
+  void send(const BulkHeader& header, std::span<const std::byte> data,
+            std::function<void(const Status&)> done) override {
+    end_->send(header, data, std::move(done));
+  }
+  void send_small(const BulkHeader& header, std::span<const std::byte> data,
+                  std::function<void(const Status&)> done) override {
+    end_->send_small(header, data, std::move(done));
+  }
+  void revoke(uint64_t operation) override { end_->revoke(operation); }
+  void close(bool flush) override { end_->close(flush); }
+
+ protected:
+  std::shared_ptr<End> end_;
 };
 
 inline constexpr size_t kSmallBytes = 64 * 1024;
@@ -121,7 +148,7 @@ struct DialOptions {
   // unanswered chunk. Otherwise chunks of a later operation, which the peer keeps until it begins that
   // operation, could block the chunk that the peer waits for.
   size_t small_window = 1 << 20;
-  // Called when the peer or the network has broken the connection; never from within a call of this class.
+  // Called when the peer or the network has broken the connection; never from within a ClientChannel call.
   std::function<void(const Status& why)> closed;
   // A small chunk was answered with an error.
   std::function<void(uint64_t operation, const Status& why)> refused;
@@ -143,6 +170,8 @@ class AcceptHandler {
   virtual Result<Decision> on_hello(const Hello& hello, const std::string& from) = 0;
   // The dialling side has not proved that it knows the token. Returns the error to send to it.
   virtual Status on_wrong_token(const Hello& hello, const std::string& from) = 0;
+  // TLS failed with a connection that nothing else is known of.
+  virtual void on_tls_failure(const std::string& /*from*/, const Status& /*why*/) {}
 };
 
 struct ListenOptions {
@@ -159,9 +188,15 @@ class Listener {
   virtual std::string address() const = 0;
 };
 
-// When frames carry checksums: always; never; or where a connection leaves the machine (kAuto). A connection
-// has them if either side wants them.
+// When frames carry checksums: always; never; or where a connection leaves the machine without TLS (kAuto). A
+// connection has them if either side wants them.
 enum class Checksum : uint8_t { kAuto, kAlways, kNever };
+
+// PEM files: the certificate of this process, followed by those of intermediate CAs, if any; its private key,
+// without a passphrase; and the CAs that the certificates of both sides of a connection must lead to.
+struct TlsFiles {
+  std::string cert, key, ca;
+};
 
 // A loop with its sockets. Destroying it closes all its connections (no callback comes after) and ends its
 // thread.
@@ -178,15 +213,19 @@ class Network {
   // Environment::limit_resolving(). May be called before the loop is busy, from any thread but a loop's.
   virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
                                                    const ListenOptions& options = {}) = 0;
-  // The local address that reaches `address` (host part only, "10.0.0.3"), with the interface's name and why
-  // it was chosen as a sentence for the log. `interface`: a name ("eth1"), an address or a CIDR prefix that
-  // must be used; empty: as the system routes. Blocks as listen() does. Any thread.
-  virtual Result<std::string> local_address_for(const std::string& address, const std::string& interface,
-                                                std::string* why) = 0;
+  // The local address that reaches the first of `addresses` whose name is resolved (host part only,
+  // "10.0.0.3"), with the interface's name and why it was chosen as a sentence for the log. `interface`: a
+  // name ("eth1"), an address or a CIDR prefix that must be used; empty: as the system routes. Blocks as
+  // listen() does. Any thread.
+  virtual Result<std::string> local_address_for(const std::vector<std::string>& addresses,
+                                                const std::string& interface, std::string* why) = 0;
   // Counters for tests and metrics; any thread.
   struct Counters {
-    uint64_t bytes_sent = 0, bytes_received = 0, landed = 0, landing_missed = 0, pooled_bytes = 0,
-             pooled_peak = 0;
+    uint64_t bytes_sent = 0, bytes_received = 0;
+    // Chunks that were read into a sink; payloads that could not be offered to one.
+    uint64_t landed = 0, landing_missed = 0;
+    // Receive memory: in use now, and at most so far.
+    uint64_t pooled_bytes = 0, pooled_peak = 0;
     uint64_t accepted = 0;       // connections, with those whose handshake fails
     uint64_t accept_pauses = 0;  // times that a listener waited because descriptors or memory had run out
   };
@@ -208,6 +247,13 @@ class Environment {
   virtual ~Environment() = default;
   // `name` becomes the thread's name ("dsgd-comm"). `receive_memory`: bound on pooled bytes.
   virtual Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) = 0;
+  // Networks that are made afterwards use TLS on every connection, and both sides check the other's
+  // certificate. When a connection is dialled or accepted, files that have changed are read again. If they
+  // are not usable then, `warn` is called, on the loop of any network, and the certificate before them stays
+  // in use.
+  virtual Status use_tls(const TlsFiles& /*files*/, std::function<void(const std::string&)> /*warn*/) {
+    return Status(Code::kUnsupported, "this environment has no TLS");
+  }
   virtual Result<std::unique_ptr<Notifier>> new_notifier() {
     return Status(Code::kUnsupported, "this environment has no file descriptors");
   }
@@ -218,6 +264,12 @@ class Environment {
   // Sets the time at which blocking to resolve a host name ends with kTimeout, for calls under way, too.
   // Default: kNever. Any thread. A session that has joined allows none.
   virtual void limit_resolving(Time /*until*/) {}
+  virtual Result<std::shared_ptr<Files>> new_files() {
+    return Status(Code::kUnsupported, "this environment has no files");
+  }
+  virtual Result<std::unique_ptr<Http>> new_http() {
+    return Status(Code::kUnsupported, "this environment has no HTTP");
+  }
   virtual std::string host_name() = 0;  // for messages
   virtual std::string machine() = 0;    // boot id: equal means the same node
   virtual int64_t process_id() = 0;

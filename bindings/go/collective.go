@@ -12,102 +12,91 @@ import (
 
 // Collectives: every worker makes the calls of a session, and those of each of its channels, in the same order with
 // matching arguments. A mismatch fails on all of them with ErrMismatch, and the session goes on. The ...Async functions return at once; their buffers must then be left alone until
-// the operation ends. A failed collective leaves its output undefined. Empty slices are valid.
+// the operation ends. A failed collective leaves its output undefined. Empty slices are valid. For slices over memory of a GPU see
+// [Channel.WithStream].
 
 // AllReduce leaves on every worker, in place, the reduction of all workers' data.
 func AllReduce[T Element](ctx context.Context, c Caller, data []T, reduction Reduction) error {
-	return collective(ctx, c, pinned(data), allReduce(c, data, reduction))
+	return allReduce(c, data, reduction).run(ctx)
 }
 
 // AllReduceAsync begins an [AllReduce].
 func AllReduceAsync[T Element](c Caller, data []T, reduction Reduction) (*Op, error) {
-	return collectiveAsync(c, pinned(data), allReduce(c, data, reduction))
+	return allReduce(c, data, reduction).start()
 }
 
-func allReduce[T Element](c Caller, data []T, reduction Reduction) begin {
-	return func(op, err *uintptr) int {
+func allReduce[T Element](c Caller, data []T, reduction Reduction) task {
+	return task{caller: c, pins: pinned(data), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_allreduce(c.caller().pointer(), 0, address(data), address(data), nbytes(data), int(dtypeOf[T]()),
 			int(reduction), c.options(), op, err)
-	}
+	}}
 }
 
 // Broadcast leaves on every worker, in place, the data of rank root.
 func Broadcast[T Element](ctx context.Context, c Caller, data []T, root int) error {
-	return collective(ctx, c, pinned(data), broadcast(c, data, root))
+	return broadcast(c, data, root).run(ctx)
 }
 
 // BroadcastAsync begins a [Broadcast].
 func BroadcastAsync[T Element](c Caller, data []T, root int) (*Op, error) {
-	return collectiveAsync(c, pinned(data), broadcast(c, data, root))
+	return broadcast(c, data, root).start()
 }
 
-func broadcast[T Element](c Caller, data []T, root int) begin {
-	return func(op, err *uintptr) int {
+func broadcast[T Element](c Caller, data []T, root int) task {
+	return task{caller: c, pins: pinned(data), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_broadcast(c.caller().pointer(), 0, address(data), nbytes(data), int(dtypeOf[T]()), root, c.options(),
 			op, err)
-	}
+	}}
 }
 
 // AllGather fills receive with every worker's send, in rank order. elementCounts is the number of elements of each rank, equal on
 // all workers, or nil when all send as many. send may lie in its place in receive.
 func AllGather[T Element](ctx context.Context, c Caller, send, receive []T, elementCounts []int) error {
-	parts, err := c.caller().parts(elementCounts)
-	if err != nil {
-		return err
-	}
-	return collective(ctx, c, pinned(send, receive), allGather(c, send, receive, parts))
+	return allGather(c, send, receive, elementCounts).run(ctx)
 }
 
 // AllGatherAsync begins an [AllGather].
 func AllGatherAsync[T Element](c Caller, send, receive []T, elementCounts []int) (*Op, error) {
-	parts, err := c.caller().parts(elementCounts)
-	if err != nil {
-		return nil, err
-	}
-	return collectiveAsync(c, pinned(send, receive), allGather(c, send, receive, parts))
+	return allGather(c, send, receive, elementCounts).start()
 }
 
-func allGather[T Element](c Caller, send, receive []T, parts []uint64) begin {
-	return func(op, err *uintptr) int {
+func allGather[T Element](c Caller, send, receive []T, elementCounts []int) task {
+	parts, fault := c.caller().parts(elementCounts)
+	return task{caller: c, pins: pinned(send, receive), fault: fault, begin: func(op, err *uintptr) int {
 		return raw.Dsgd_allgather(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive), parts,
 			int(dtypeOf[T]()), c.options(), op, err)
-	}
+	}}
 }
 
 // ReduceScatter splits send in rank order into parts of elementCounts elements (nil: equal parts) and fills receive with the
 // reduction of this rank's part. receive may be this rank's part of send.
 func ReduceScatter[T Element](ctx context.Context, c Caller, send, receive []T, elementCounts []int, reduction Reduction) error {
-	parts, err := c.caller().parts(elementCounts)
-	if err != nil {
-		return err
-	}
-	return collective(ctx, c, pinned(send, receive), reduceScatter(c, send, receive, parts, reduction))
+	return reduceScatter(c, send, receive, elementCounts, reduction).run(ctx)
 }
 
 // ReduceScatterAsync begins a [ReduceScatter].
 func ReduceScatterAsync[T Element](c Caller, send, receive []T, elementCounts []int, reduction Reduction) (*Op, error) {
-	parts, err := c.caller().parts(elementCounts)
-	if err != nil {
-		return nil, err
-	}
-	return collectiveAsync(c, pinned(send, receive), reduceScatter(c, send, receive, parts, reduction))
+	return reduceScatter(c, send, receive, elementCounts, reduction).start()
 }
 
-func reduceScatter[T Element](c Caller, send, receive []T, parts []uint64, reduction Reduction) begin {
-	return func(op, err *uintptr) int {
+func reduceScatter[T Element](c Caller, send, receive []T, elementCounts []int, reduction Reduction) task {
+	parts, fault := c.caller().parts(elementCounts)
+	return task{caller: c, pins: pinned(send, receive), fault: fault, begin: func(op, err *uintptr) int {
 		return raw.Dsgd_reduce_scatter(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive),
 			parts, int(dtypeOf[T]()), int(reduction), c.options(), op, err)
-	}
+	}}
 }
 
 // Barrier returns when all workers have called it.
-func (s *Session) Barrier(ctx context.Context) error { return collective(ctx, s, nil, barrier(s)) }
+func (s *Session) Barrier(ctx context.Context) error { return barrier(s).run(ctx) }
 
 // BarrierAsync begins a [Session.Barrier].
-func (s *Session) BarrierAsync() (*Op, error) { return collectiveAsync(s, nil, barrier(s)) }
+func (s *Session) BarrierAsync() (*Op, error) { return barrier(s).start() }
 
-func barrier(c Caller) begin {
-	return func(op, err *uintptr) int { return raw.Dsgd_barrier(c.caller().pointer(), 0, c.options(), op, err) }
+func barrier(c Caller) task {
+	return task{caller: c, begin: func(op, err *uintptr) int {
+		return raw.Dsgd_barrier(c.caller().pointer(), 0, c.options(), op, err)
+	}}
 }
 
 // Caller makes collectives: a [Session], or a [Channel] of one.
@@ -137,46 +126,68 @@ func (c *Channel) WithTimeout(timeout time.Duration) *Channel {
 	if timeout < 0 {
 		timeout = 0 // refused by every collective; a negative number would mean step_timeout
 	}
-	return &Channel{c.session, &raw.OpOptions{TimeoutMS: int32(milliseconds(timeout)), Channel: c.given.Channel}}
+	given := *c.given
+	given.TimeoutMS = int32(milliseconds(timeout))
+	return &Channel{c.session, &given}
+}
+
+// WithStream returns the same channel for collectives whose slices are memory of a GPU, made by [unsafe.Slice] of a device
+// pointer. Each collective reads and writes them after the work that the stream held at the call; when it has ended, the
+// result is in memory, for work in every stream. Streams are numbered as in DLPack: 1 is the default stream, which counts for
+// such slices where no stream is given. The program must not read or write the elements of such a slice.
+func (c *Channel) WithStream(stream uintptr) *Channel {
+	given := *c.given
+	given.Stream = stream
+	return &Channel{c.session, &given}
 }
 
 // Barrier returns when all workers have called it on this channel.
-func (c *Channel) Barrier(ctx context.Context) error { return collective(ctx, c, nil, barrier(c)) }
+func (c *Channel) Barrier(ctx context.Context) error { return barrier(c).run(ctx) }
 
 // BarrierAsync begins a [Channel.Barrier].
-func (c *Channel) BarrierAsync() (*Op, error) { return collectiveAsync(c, nil, barrier(c)) }
+func (c *Channel) BarrierAsync() (*Op, error) { return barrier(c).start() }
 
 func (c *Channel) caller() *Session        { return c.session }
 func (c *Channel) options() *raw.OpOptions { return c.given }
 
-// begin is the C call of a collective. With a nil op it blocks until the collective has ended.
-type begin func(op, err *uintptr) int
-
-// collective runs to the end, or, under a context that can end, until that does.
-func collective(ctx context.Context, c Caller, pins *runtime.Pinner, call begin) error {
-	if cancelled(ctx) != nil {
-		op, err := collectiveAsync(c, pins, call)
-		if err != nil {
-			return err
-		}
-		return op.Wait(ctx)
-	}
-	if pins != nil {
-		defer pins.Unpin()
-	}
-	var e failure
-	return e.check(call(nil, &e.handle), c.caller())
+// task is an operation that has not begun.
+type task struct {
+	caller Caller
+	pins   *runtime.Pinner            // of its buffers; nil: none
+	fault  error                      // why C must not be called
+	begin  func(op, err *uintptr) int // the C call; with a nil op it blocks until the operation has ended
 }
 
-func collectiveAsync(c Caller, pins *runtime.Pinner, call begin) (*Op, error) {
-	s := c.caller()
-	if s.pointer() == 0 {
-		if pins != nil {
-			pins.Unpin()
-		}
-		return nil, notASession()
+// run runs to the end, or, under a context that can end, until that does.
+func (t task) run(ctx context.Context) error {
+	if t.fault == nil && cancelled(ctx) == nil {
+		defer t.unpin()
+		return call(t.caller.caller(), func(err *uintptr) int { return t.begin(nil, err) })
 	}
-	return s.core.start(s, plainOp, pins, call)
+	op, err := t.start()
+	if err != nil {
+		return err
+	}
+	return op.Wait(ctx)
+}
+
+// start begins the operation, which then unpins the buffers.
+func (t task) start() (*Op, error) {
+	s := t.caller.caller()
+	if t.fault == nil && s.pointer() == 0 {
+		t.fault = notASession()
+	}
+	if t.fault != nil {
+		t.unpin()
+		return nil, t.fault
+	}
+	return s.core.start(s, plainOp, t.pins, t.begin)
+}
+
+func (t task) unpin() {
+	if t.pins != nil {
+		t.pins.Unpin()
+	}
 }
 
 // pinned holds slices where they are. Memory that is not Go's is left alone.

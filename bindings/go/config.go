@@ -26,33 +26,20 @@ func NewConfig() *Config {
 
 // Set sets one key. An unknown key or a value out of range is an error that names the nearest key or the range.
 func (c *Config) Set(key, value string) error {
-	if err := checkText("configuration key", key); err != nil {
-		return err
-	}
-	if err := checkText("value of configuration key '"+key+"'", value); err != nil {
-		return err
-	}
-	var e failure
 	defer c.lock()()
-	return e.check(raw.Dsgd_config_set(c.pointer(), key, value, &e.handle), c)
+	return call(c, func(err *uintptr) int { return raw.Dsgd_config_set(c.pointer(), key, value, err) },
+		"configuration key", key, "value of configuration key '"+key+"'", value)
 }
 
 // Load reads "key = value" lines from a file. Nothing is set if one line fails.
 func (c *Config) Load(path string) error {
-	if err := checkText("path", path); err != nil {
-		return err
-	}
-	var e failure
 	defer c.lock()()
-	return e.check(raw.Dsgd_config_load(c.pointer(), path, &e.handle), c)
+	return call(c, func(err *uintptr) int { return raw.Dsgd_config_load(c.pointer(), path, err) }, "path", path)
 }
 
 // Get is the effective value of a key; false if there is no such key.
 func (c *Config) Get(key string) (string, bool) {
-	if checkText("", key) != nil {
-		return "", false
-	}
-	if c == nil {
+	if c == nil || checkTexts("", key) != nil {
 		return "", false
 	}
 	c.mu.RLock()

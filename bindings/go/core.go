@@ -14,7 +14,7 @@ type core struct {
 	session uintptr
 	workers sync.WaitGroup // the reaper and the log drain: both end after dsgd_close
 
-	closing sync.Mutex // one dsgd_close at a time, so that whoever returns from Close finds it done
+	closing sync.Mutex // one dsgd_close at a time: Close returns only after it has ended
 
 	mu      sync.Mutex
 	bound   map[boundKey]*runtime.Pinner
@@ -49,8 +49,7 @@ func newCore(session uintptr, log LogFunc) *core {
 func (c *core) close(timeoutMS int) error {
 	c.closing.Lock()
 	defer c.closing.Unlock()
-	var e failure
-	err := e.check(raw.Dsgd_close(c.session, timeoutMS, &e.handle), c)
+	err := call(c, func(err *uintptr) int { return raw.Dsgd_close(c.session, timeoutMS, err) })
 	c.mu.Lock()
 	c.closed = true // from here on dsgd refuses to begin operations, and no reaper begins
 	c.mu.Unlock()
@@ -94,9 +93,8 @@ func (c *core) start(owner *Session, kind opKind, pins *runtime.Pinner, begin fu
 	// Held over the C call: an operation that ends at once must be in the table before the reaper looks for it.
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var e failure
 	var handle uintptr
-	if err := e.check(begin(&handle, &e.handle), owner); err != nil {
+	if err := call(owner, func(err *uintptr) int { return begin(&handle, err) }); err != nil {
 		if pins != nil {
 			pins.Unpin()
 		}
@@ -136,8 +134,8 @@ func (c *core) sweep() {
 	}
 }
 
-// startReaper starts the goroutine that ends operations without anybody waiting for them, for the sake of Op.Done. It
-// holds one OS thread until the session closes, however many operations there are.
+// startReaper starts the goroutine that ends operations for which nobody waits, so that Op.Done is closed. It holds one OS
+// thread until the session closes, however many operations there are.
 func (c *core) startReaper() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,8 +152,8 @@ func (c *core) startReaper() {
 	}()
 }
 
-// poll takes operations that have ended from the session's queue, and sees to them. It returns false when the session is
-// closed: what is then in flight is for close to finish, since dsgd uses its buffers until dsgd_close has returned.
+// poll takes operations that have ended from the session's queue, and completes their Ops. It returns false when the session
+// is closed: close then finishes what is in flight, since dsgd uses its buffers until dsgd_close has returned.
 func (c *core) poll(handles []uintptr, timeoutMS int) bool {
 	var count uint64
 	status := raw.Dsgd_queue_poll(c.session, handles, timeoutMS, &count, nil)

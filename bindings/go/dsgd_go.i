@@ -17,11 +17,12 @@
 
 /* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
-_Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
+_Static_assert(sizeof(dsgd_step_result) >= 72 && offsetof(dsgd_step_result, step) == 8 &&
                    offsetof(dsgd_step_result, view) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
-                   offsetof(dsgd_step_result, gradient_norm) == 48,
+                   offsetof(dsgd_step_result, gradient_norm) == 48 && offsetof(dsgd_step_result, nonfinite) == 56 &&
+                   offsetof(dsgd_step_result, nonfinite_rank) == 64 && offsetof(dsgd_step_result, skipped) == 68,
                "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
 _Static_assert(sizeof(dsgd_session_info) >= 56 && offsetof(dsgd_session_info, id) == 8 &&
                    offsetof(dsgd_session_info, view) == 16 && offsetof(dsgd_session_info, steps) == 24 &&
@@ -34,19 +35,22 @@ _Static_assert(sizeof(dsgd_session_info) >= 56 && offsetof(dsgd_session_info, id
 %insert(go_header) %{
 // StepResult is dsgd_step_result, field by field.
 type StepResult struct {
-	StructSize   uint64
-	Step         int64
-	View         int64
-	Size         int32
-	Applied      int32
-	AllDone      int32
-	Stop         int32
-	Weight       float64
-	GradientNorm float64
+	StructSize    uint64
+	Step          int64
+	View          int64
+	Size          int32
+	Applied       int32
+	AllDone       int32
+	Stop          int32
+	Weight        float64
+	GradientNorm  float64
+	Nonfinite     int64
+	NonfiniteRank int32
+	Skipped       int32
 }
 
 // NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
-func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
+func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{})), NonfiniteRank: -1} }
 
 // SessionInfo is dsgd_session_info, field by field.
 type SessionInfo struct {
@@ -71,6 +75,7 @@ type OpOptions struct {
 	UserData  uintptr // must not be the address of Go memory
 	TimeoutMS int32   // -1: step_timeout
 	Channel   uint32
+	Stream    uintptr // of a GPU
 }
 %}
 %{
@@ -78,6 +83,7 @@ typedef struct go_op_options {
   uintptr_t user_data;
   int32_t timeout_ms;
   uint32_t channel;
+  uintptr_t stream;
 } go_op_options;
 %}
 %typemap(gotype) const dsgd_op_options *options "*OpOptions"
@@ -89,6 +95,7 @@ typedef struct go_op_options {
     options.user_data = (void *)given->user_data;
     options.timeout_ms = given->timeout_ms;
     options.channel = given->channel;
+    options.stream = (void *)given->stream;
     $1 = &options;
   }
 }
@@ -108,7 +115,7 @@ typedef struct go_op_options {
 %typemap(gotype) uint64_t *digest "*uint64"
 
 /* An empty string is NULL where NULL means "the default" or "none". */
-%typemap(in) const char *device, const char *options, const char *reason {
+%typemap(in) const char *device, const char *options, const char *reason, const char *folder {
   $1 = NULL;
   if ($input.n > 0) {
     $1 = ($1_ltype)malloc($input.n + 1);
@@ -118,7 +125,7 @@ typedef struct go_op_options {
     }
   }
 }
-%typemap(freearg) const char *device, const char *options, const char *reason "free($1);"
+%typemap(freearg) const char *device, const char *options, const char *reason, const char *folder "free($1);"
 
 %typemap(gotype) const size_t *element_counts "[]uint64"
 %typemap(in) const size_t *element_counts "$1 = $input.len > 0 ? (size_t *)$input.array : NULL;"

@@ -32,27 +32,29 @@ func (e *Error) Error() string {
 // Unwrap gives the status, so that errors.Is(err, ErrTimeout) holds.
 func (e *Error) Unwrap() error { return e.Status }
 
-// failure is where a C call puts its error. It is filled within the call, by the thread that made it, and read afterwards
-// from wherever the goroutine has moved.
-type failure struct{ handle uintptr }
-
-// check turns the outcome of a C call into an error. keep is what had to stay alive during the call.
-func (f *failure) check(status int, keep any) error {
+// call makes a C call and turns its outcome into an error. keep stays alive during the call. texts are names and values of
+// strings that the call takes.
+func call(keep any, c func(err *uintptr) int, texts ...string) error {
+	if err := checkTexts(texts...); err != nil {
+		return err
+	}
+	var handle uintptr // filled by the thread that makes the call, read from wherever the goroutine has moved
+	status := c(&handle)
 	runtime.KeepAlive(keep)
 	if status >= 0 {
 		return nil
 	}
-	if f.handle == 0 { // the library could not even make an error
+	if handle == 0 { // the library could not even make an error
 		return &Error{Status: Status(status), Rank: -1}
 	}
-	defer raw.Dsgd_error_free(f.handle)
+	defer raw.Dsgd_error_free(handle)
 	return &Error{
 		Status:    Status(status),
-		Rank:      raw.Dsgd_error_rank(f.handle),
-		Host:      raw.Dsgd_error_host(f.handle),
-		Operation: inGo(raw.Dsgd_error_operation(f.handle)),
-		Parameter: raw.Dsgd_error_parameter(f.handle),
-		Message:   inGo(raw.Dsgd_error_message(f.handle)),
+		Rank:      raw.Dsgd_error_rank(handle),
+		Host:      raw.Dsgd_error_host(handle),
+		Operation: inGo(raw.Dsgd_error_operation(handle)),
+		Parameter: raw.Dsgd_error_parameter(handle),
+		Message:   inGo(raw.Dsgd_error_message(handle)),
 	}
 }
 
@@ -60,10 +62,12 @@ func invalid(message string) error {
 	return &Error{Status: ErrInvalidArgument, Rank: -1, Message: message}
 }
 
-// checkText refuses strings that C would cut short at their first NUL byte.
-func checkText(what, text string) error {
-	if at := strings.IndexByte(text, 0); at >= 0 {
-		return invalid(what + " holds a NUL byte; the text before it is '" + text[:at] + "': remove the byte")
+// checkTexts refuses strings that C would cut short at their first NUL byte. Each follows its name.
+func checkTexts(texts ...string) error {
+	for i := 1; i < len(texts); i += 2 {
+		if at := strings.IndexByte(texts[i], 0); at >= 0 {
+			return invalid(texts[i-1] + " holds a NUL byte; the text before it is '" + texts[i][:at] + "': remove the byte")
+		}
 	}
 	return nil
 }

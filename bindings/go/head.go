@@ -18,11 +18,15 @@ type Head struct {
 
 // StartHead binds the configuration's `head` address (port 0: any) and serves one job until it is closed. A nil config
 // means environment and defaults.
+//
+// With the key `head_state`, a path, the head keeps its job in that file. If the head is lost, the workers train on and dial
+// it again, for `head_timeout`. A head that is then started at the same address, with the same file, keys and token, goes on
+// with the job. Close does not remove the file; the end of the job does. With `head_state` = "etcd://HOST:PORT/PREFIX"
+// several heads of a job may run on several machines: one serves, the others stand by. The workers' key `head` lists all.
 func StartHead(config *Config) (*Head, error) {
-	var e failure
 	var handle uintptr
 	err := config.use(func(configured uintptr, _ LogFunc) error {
-		return e.check(raw.Dsgd_head_start(configured, &handle, &e.handle), config)
+		return call(config, func(err *uintptr) int { return raw.Dsgd_head_start(configured, &handle, err) })
 	})
 	if err != nil {
 		return nil, err
@@ -50,8 +54,7 @@ func (h *Head) Wait(ctx context.Context) error {
 		if h.handle == 0 {
 			return &Error{Status: ErrClosed, Rank: -1, Message: "the head was closed: start another with StartHead"}
 		}
-		var e failure
-		return e.check(raw.Dsgd_head_wait(h.handle, timeoutMS, &e.handle), h)
+		return call(h, func(err *uintptr) int { return raw.Dsgd_head_wait(h.handle, timeoutMS, err) })
 	})
 }
 

@@ -101,6 +101,8 @@ func TestChannelsNeedNoCommonOrder(t *testing.T) {
 			w.expect(data[n][0] == float64(2*n), "channel %d: %v", n, data[n])
 		}
 		w.expect(errors.Is(w.Channel(4).Barrier(background), ErrInvalidArgument), "channel 4")
+		err := AllReduce(background, w.Channel(1).WithStream(1).WithTimeout(time.Minute), data[1], Sum)
+		w.expect(errors.Is(err, ErrInvalidArgument) && strings.Contains(err.Error(), "a stream is given"), "%v", err)
 	})
 }
 

@@ -32,24 +32,20 @@ func PutArray[T Element](ctx context.Context, s *Session, name string, data []T,
 const noDType = -1
 
 func putObject[T Element](ctx context.Context, s *Session, name string, data []T, dtype int, shape []int64) error {
-	if err := checkText("name of the object", name); err != nil {
-		return err
-	}
-	return collective(ctx, s, pinned(data), func(op, err *uintptr) int {
+	return task{caller: s, pins: pinned(data), fault: checkObject(name), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_object_put(s.pointer(), name, address(data), nbytes(data), dtype, shape, nil, op, err)
-	})
+	}}.run(ctx)
 }
 
 // DeleteObject deletes the object of that name on all workers; it returns when none holds it. The name can then be put again.
 // When the context ends first, the deletion goes on.
 func (s *Session) DeleteObject(ctx context.Context, name string) error {
-	if err := checkText("name of the object", name); err != nil {
-		return err
-	}
-	return collective(ctx, s, nil, func(op, err *uintptr) int {
+	return task{caller: s, fault: checkObject(name), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_object_delete(s.pointer(), name, nil, op, err)
-	})
+	}}.run(ctx)
 }
+
+func checkObject(name string) error { return checkTexts("name of the object", name) }
 
 // GetObject returns a copy of the bytes of the object `name`. It waits until the object is put, until the context ends, or for
 // `step_timeout` ([ErrTimeout]). With a context that has ended it only looks.
@@ -76,7 +72,7 @@ func GetArray[T Element](ctx context.Context, s *Session, name string) (data []T
 }
 
 func (s *Session) getObject(ctx context.Context, name string) (object, error) {
-	if err := checkText("name of the object", name); err != nil {
+	if err := checkObject(name); err != nil {
 		return object{}, err
 	}
 	if s.pointer() == 0 {
@@ -126,11 +122,7 @@ func untilCancelled(ctx context.Context, wait func(timeoutMS int) error) error {
 	if cancelled(ctx) == nil {
 		return wait(-1)
 	}
-	timeoutMS := milliseconds(waitSlice)
-	if ctx.Err() != nil {
-		timeoutMS = 0 // looks once
-	}
-	for {
+	for timeoutMS := sliceOf(ctx); ; {
 		err := wait(timeoutMS)
 		if failed, ok := err.(*Error); !ok || failed.Status != ErrWaitTimeout {
 			return err

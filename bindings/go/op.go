@@ -10,7 +10,7 @@ import (
 )
 
 // Op is work in progress. Its buffers are the library's, and pinned, until it has ended, however it ends. A dropped Op goes
-// on; what it held is let go when the session next begins an operation, or closes.
+// on. Its buffers are unpinned when the session next begins an operation, or closes.
 type Op struct {
 	owner  *Session // an Op keeps its session open
 	id     uint64
@@ -29,7 +29,7 @@ func (o *Op) Done() <-chan struct{} {
 	return o.flight.done
 }
 
-// Err is how the operation ended; nil while it has not.
+// Err returns the error of an operation that has failed. It is nil for one that succeeded or has not ended.
 func (o *Op) Err() error {
 	if !o.flight.ended() {
 		return nil
@@ -89,6 +89,17 @@ const (
 // waitSlice bounds a wait in C: after it, the wait checks whether its context has ended.
 const waitSlice = 20 * time.Millisecond
 
+// sliceOf is the time of one wait in C, in milliseconds: without end for a context that has none, 0 for one that has ended.
+func sliceOf(ctx context.Context) int {
+	switch {
+	case cancelled(ctx) == nil:
+		return -1
+	case ctx.Err() != nil:
+		return 0
+	}
+	return milliseconds(waitSlice)
+}
+
 // wait waits in C, where the caller's own thread can drive the operation: much shorter than through another goroutine.
 func (f *flight) wait(ctx context.Context) error {
 	f.mu.Lock()
@@ -100,14 +111,7 @@ func (f *flight) wait(ctx context.Context) error {
 	f.mu.Unlock()
 	defer f.leave()
 
-	timeoutMS := -1
-	if cancelled(ctx) != nil {
-		timeoutMS = milliseconds(waitSlice)
-		if ctx.Err() != nil { // looks once
-			timeoutMS = 0
-		}
-	}
-	for {
+	for timeoutMS := sliceOf(ctx); ; {
 		status := raw.Dsgd_op_wait(f.handle, timeoutMS, nil)
 		if f.ended() {
 			return f.err
@@ -148,9 +152,8 @@ func (f *flight) ended() bool {
 		f.mu.Unlock()
 		return true
 	}
-	var e failure
 	var done int32
-	err := e.check(raw.Dsgd_op_test(f.handle, &done, &e.handle), f)
+	err := call(f, func(err *uintptr) int { return raw.Dsgd_op_test(f.handle, &done, err) })
 	if done != 0 {
 		f.end(err)
 	}
@@ -161,21 +164,19 @@ func (f *flight) ended() bool {
 	return done != 0
 }
 
-// end lets the buffers go and tells who waits. The caller holds mu.
+// end unpins the buffers and wakes the waiters. The caller holds mu.
 func (f *flight) end(err error) {
 	if f.kind == getOp && err == nil {
-		var e failure
 		var handle uintptr
-		err = e.check(raw.Dsgd_op_object(f.handle, &handle, &e.handle), f)
+		err = call(f, func(err *uintptr) int { return raw.Dsgd_op_object(f.handle, &handle, err) })
 		if err == nil {
 			f.object = copyObject(handle)
 			raw.Dsgd_object_free(handle)
 		}
 	}
 	if f.kind == stepOp && err == nil {
-		var e failure
 		result := raw.NewStepResult()
-		err = e.check(raw.Dsgd_op_step_result(f.handle, &result, &e.handle), f)
+		err = call(f, func(err *uintptr) int { return raw.Dsgd_op_step_result(f.handle, &result, err) })
 		f.result = stepResult(&result)
 	}
 	f.err = err

@@ -20,9 +20,6 @@ type Parameter struct {
 // order. An empty shape is a scalar; a dimension of 0 is valid. Trained parameters are Float32,
 // Float64, Float16 or Bfloat16.
 func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...ParameterFlag) (*Parameter, error) {
-	if err := checkText("name of the parameter", name); err != nil {
-		return nil, err
-	}
 	dimensions := make([]int64, len(shape))
 	for i, n := range shape {
 		dimensions[i] = int64(n)
@@ -31,9 +28,10 @@ func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...P
 	for _, flag := range flags {
 		all |= flag
 	}
-	var e failure
 	var handle uintptr
-	err := e.check(raw.Dsgd_parameter_add(s.pointer(), name, int(dtype), dimensions, uint(all), &handle, &e.handle), s)
+	err := call(s, func(err *uintptr) int {
+		return raw.Dsgd_parameter_add(s.pointer(), name, int(dtype), dimensions, uint(all), &handle, err)
+	}, "name of the parameter", name)
 	if err != nil {
 		return nil, err
 	}
@@ -46,11 +44,8 @@ func (s *Session) AddParameter(name string, dtype DType, shape []int, flags ...P
 // every sync_period-th step, "sync=first" to the values of the first replica. Equal on all workers; before Start, or between steps
 // by all of them.
 func (p *Parameter) Set(options string) error {
-	if err := checkText("options of the parameter", options); err != nil {
-		return err
-	}
-	var e failure
-	return e.check(raw.Dsgd_parameter_set(p.pointer(), options, &e.handle), p)
+	return call(p, func(err *uintptr) int { return raw.Dsgd_parameter_set(p.pointer(), options, err) },
+		"options of the parameter", options)
 }
 
 // Name of the parameter.

@@ -17,12 +17,9 @@ type Replica struct {
 // AddReplica adds a copy of the model on a device, before Start: "cpu", or "" for the next entry of the configuration's
 // `devices`.
 func (s *Session) AddReplica(device string) (*Replica, error) {
-	if err := checkText("device", device); err != nil {
-		return nil, err
-	}
-	var e failure
 	var handle uintptr
-	if err := e.check(raw.Dsgd_replica_add(s.pointer(), device, &handle, &e.handle), s); err != nil {
+	err := call(s, func(err *uintptr) int { return raw.Dsgd_replica_add(s.pointer(), device, &handle, err) }, "device", device)
+	if err != nil {
 		return nil, err
 	}
 	return &Replica{session: s, handle: handle}, nil
@@ -31,7 +28,7 @@ func (s *Session) AddReplica(device string) (*Replica, error) {
 // Device tells where the replica's buffers are: "cpu", "cuda:0".
 func (r *Replica) Device() string { return raw.Dsgd_replica_device(r.pointer()) }
 
-// Memory of a GPU is none that a slice can stand for.
+// requireHost refuses a replica on a GPU: a slice cannot refer to the memory of a GPU.
 func (r *Replica) requireHost() error {
 	if device := r.Device(); device != "cpu" {
 		return &Error{Status: ErrUnsupported, Rank: -1, Message: fmt.Sprintf(
@@ -43,8 +40,7 @@ func (r *Replica) requireHost() error {
 // SetWeight gives this replica a contribution weight of its own from the next step on, instead of an equal part of the
 // step's; a negative number goes back to that.
 func (r *Replica) SetWeight(weight float64) error {
-	var e failure
-	return e.check(raw.Dsgd_replica_weight(r.pointer(), weight, &e.handle), r)
+	return call(r, func(err *uintptr) int { return raw.Dsgd_replica_weight(r.pointer(), weight, err) })
 }
 
 // Bind gives dsgd slices of the program's own for one parameter of one replica: values, and gradients (nil for an untrained
@@ -69,8 +65,9 @@ func Bind[T Element](r *Replica, p *Parameter, value, gradient []T) error {
 	core := r.session.core
 	core.mu.Lock()
 	defer core.mu.Unlock()
-	var e failure
-	err := e.check(raw.Dsgd_bind(r.handle, p.handle, valueAt, nbytes(value), gradientAt, nbytes(gradient), &e.handle), r)
+	err := call(r, func(err *uintptr) int {
+		return raw.Dsgd_bind(r.handle, p.handle, valueAt, nbytes(value), gradientAt, nbytes(gradient), err)
+	})
 	if err == nil && core.closed { // closed since: nobody would unpin them later
 		err = &Error{Status: ErrClosed, Rank: -1, Message: "the session was closed while buffers were bound"}
 	}
@@ -100,17 +97,17 @@ func Alloc[T Element](r *Replica, p *Parameter) (*Buffers[T], error) {
 	if err := checkPair[T](r, p); err != nil {
 		return nil, err
 	}
-	var e failure
 	var value, gradient unsafe.Pointer
-	if err := e.check(raw.Dsgd_alloc(r.handle, p.handle, &value, &gradient, &e.handle), r); err != nil {
+	err := call(r, func(err *uintptr) int { return raw.Dsgd_alloc(r.handle, p.handle, &value, &gradient, err) })
+	if err != nil {
 		return nil, err
 	}
-	m := new(memory)
 	var handle uintptr
-	if err := e.check(raw.Dsgd_memory_get(r.handle, p.handle, &handle, &e.handle), r); err != nil {
+	err = call(r, func(err *uintptr) int { return raw.Dsgd_memory_get(r.handle, p.handle, &handle, err) })
+	if err != nil {
 		return nil, err
 	}
-	m.handle = handle
+	m := &memory{handle}
 	runtime.SetFinalizer(m, func(m *memory) { raw.Dsgd_memory_free(m.handle) })
 	bytes := raw.Dsgd_memory_nbytes(handle)
 	return &Buffers[T]{Value: sliceAt[T](value, bytes), Gradient: sliceAt[T](gradient, bytes), memory: m, session: r.session}, nil
@@ -123,11 +120,12 @@ func (r *Replica) BindDLPack(p *Parameter, value, gradient unsafe.Pointer) error
 	if r == nil || p == nil || r.session == nil {
 		return missing()
 	}
-	var e failure
 	core := r.session.core
 	core.mu.Lock()
 	defer core.mu.Unlock()
-	err := e.check(raw.Dsgd_bind_dlpack(r.handle, p.handle, uintptr(value), uintptr(gradient), &e.handle), r)
+	err := call(r, func(err *uintptr) int {
+		return raw.Dsgd_bind_dlpack(r.handle, p.handle, uintptr(value), uintptr(gradient), err)
+	})
 	if err == nil {
 		core.replace(boundKey{r.handle, p.handle}, nil)
 	}
@@ -140,30 +138,28 @@ func (r *Replica) ExportDLPack(p *Parameter) (value, gradient unsafe.Pointer, er
 	if r == nil || p == nil {
 		return nil, nil, missing()
 	}
-	var e failure
 	to := new(unsafe.Pointer)
 	if p.untrained {
 		to = nil
 	}
-	err = e.check(raw.Dsgd_export_dlpack(r.handle, p.handle, &value, to, &e.handle), r)
+	err = call(r, func(err *uintptr) int { return raw.Dsgd_export_dlpack(r.handle, p.handle, &value, to, err) })
 	if err == nil && to != nil {
 		gradient = *to
 	}
 	return value, gradient, err
 }
 
-// GradientReady says that this gradient is complete and will not change until the step ends. Any goroutine, any order.
+// GradientReady marks this gradient as complete: it will not change until the step ends. Any goroutine, any order.
 func (r *Replica) GradientReady(p *Parameter) error {
-	var e failure
-	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), 0, &e.handle), r)
+	return r.GradientReadyOn(p, 0)
 }
 
-// GradientReadyOn is GradientReady for a gradient on a GPU, complete once what the stream holds now is done; streams are
-// numbered as in DLPack. Gradients travel in buckets, so the step may also wait for what the stream is given until the last
-// gradient of the same bucket is marked. The stream lives until the step has ended: new values are ordered on it, too.
+// GradientReadyOn marks a gradient on a GPU. It is complete once the work that the stream contains now is done. Streams are
+// numbered as in DLPack. Gradients travel in buckets, so the step may also wait for work that is enqueued until the last
+// gradient of the same bucket is marked. Keep the stream until the step has ended: work enqueued in it afterwards sees the
+// new values.
 func (r *Replica) GradientReadyOn(p *Parameter, stream uintptr) error {
-	var e failure
-	return e.check(raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), stream, &e.handle), r)
+	return call(r, func(err *uintptr) int { return raw.Dsgd_gradient_ready(r.pointer(), p.pointer(), stream, err) })
 }
 
 // GradientsReady is GradientReady for several parameters, in one call. If one gradient cannot be marked, none is.
@@ -177,22 +173,19 @@ func (r *Replica) GradientsReadyOn(stream uintptr, parameters ...*Parameter) err
 	for i, p := range parameters {
 		handles[i] = p.pointer()
 	}
-	var e failure
-	return e.check(raw.Dsgd_gradients_ready(r.pointer(), handles, stream, &e.handle), r)
+	return call(r, func(err *uintptr) int { return raw.Dsgd_gradients_ready(r.pointer(), handles, stream, err) })
 }
 
-// StreamWait orders what is entered into the stream afterwards behind the new values of all steps that have ended, as it
-// is in the default stream. For streams on which no gradient was marked; 0 for host memory, where there is nothing to do.
+// StreamWait makes work that is enqueued in the stream afterwards see the new values of all steps that have ended, as work
+// in the default stream does. Call it for streams on which no gradient was marked. For host memory give 0; nothing happens.
 func (r *Replica) StreamWait(stream uintptr) error {
-	var e failure
-	return e.check(raw.Dsgd_stream_wait(r.pointer(), stream, &e.handle), r)
+	return call(r, func(err *uintptr) int { return raw.Dsgd_stream_wait(r.pointer(), stream, err) })
 }
 
 // GradientAbsent says that this replica has no gradient of this parameter in the step begun, or, with none begun, in the
 // next one: its weight then does not count for that parameter.
 func (r *Replica) GradientAbsent(p *Parameter) error {
-	var e failure
-	return e.check(raw.Dsgd_gradient_absent(r.pointer(), p.pointer(), &e.handle), r)
+	return call(r, func(err *uintptr) int { return raw.Dsgd_gradient_absent(r.pointer(), p.pointer(), err) })
 }
 
 func (r *Replica) pointer() uintptr {

@@ -23,12 +23,11 @@ func Init(config *Config) (*Session, error) { return InitContext(context.Backgro
 // InitContext is [Init] under a context. When the context ends first, joining ends, the other workers are told, and the
 // context's error is returned.
 func InitContext(ctx context.Context, config *Config) (*Session, error) {
-	var e failure
 	var handle, op uintptr
 	var log LogFunc
 	err := config.use(func(configured uintptr, function LogFunc) error {
 		log = function
-		return e.check(raw.Dsgd_init_begin(configured, nil, &handle, &op, &e.handle), config)
+		return call(config, func(err *uintptr) int { return raw.Dsgd_init_begin(configured, nil, &handle, &op, err) })
 	})
 	if err != nil {
 		return nil, err
@@ -91,11 +90,11 @@ func (s *Session) pointer() uintptr {
 }
 
 // Close ends the membership in good order: it waits for operations in flight, up to their deadlines, then ends them with
-// [ErrClosed], tells the others, and lets all buffers go. Afterwards every call on the session returns ErrClosed. Closing
-// twice is fine.
+// [ErrClosed], waits until the last step is final (dsgd_close in dsgd.h), tells the others, and lets all buffers go.
+// Afterwards every call on the session returns ErrClosed. Closing twice is fine.
 func (s *Session) Close() error { return s.close(-1) }
 
-// CloseWithin is Close with another limit on the wait for operations in flight.
+// CloseWithin is Close with another limit on the wait for operations in flight and for the last step to be final.
 func (s *Session) CloseWithin(timeout time.Duration) error { return s.close(milliseconds(timeout)) }
 
 func (s *Session) close(timeoutMS int) error {
@@ -109,11 +108,7 @@ func (s *Session) close(timeoutMS int) error {
 // Abort ends all operations of all workers with [ErrAborted], this worker's rank and the reason. The session can then only
 // be closed. It never blocks.
 func (s *Session) Abort(reason string) error {
-	if err := checkText("reason", reason); err != nil {
-		return err
-	}
-	var e failure
-	return e.check(raw.Dsgd_abort(s.pointer(), reason, &e.handle), s)
+	return call(s, func(err *uintptr) int { return raw.Dsgd_abort(s.pointer(), reason, err) }, "reason", reason)
 }
 
 // Rank of this worker, 0 .. Size()-1; -1 once the session is closed.
@@ -146,9 +141,8 @@ type SessionInfo struct {
 
 // Info is rank, size, state and progress at one moment. It works after Close, too.
 func (s *Session) Info() (SessionInfo, error) {
-	var e failure
 	info := raw.NewSessionInfo()
-	if err := e.check(raw.Dsgd_session_info_read(s.pointer(), &info, &e.handle), s); err != nil {
+	if err := call(s, func(err *uintptr) int { return raw.Dsgd_session_info_read(s.pointer(), &info, err) }); err != nil {
 		return SessionInfo{}, err
 	}
 	return SessionInfo{ID: info.ID, View: info.View, Steps: info.Steps, State: SessionState(info.State), Rank: int(info.Rank),
@@ -183,9 +177,8 @@ func (s *Session) MetricsText() (string, error) { return s.text(raw.Dsgd_metrics
 func (s *Session) Trace() (string, error) { return s.text(raw.Dsgd_trace) }
 
 func (s *Session) text(read func(session uintptr, text, handle *uintptr) int) (string, error) {
-	var e failure
 	var text uintptr
-	if err := e.check(read(s.pointer(), &text, &e.handle), s); err != nil {
+	if err := call(s, func(err *uintptr) int { return read(s.pointer(), &text, err) }); err != nil {
 		return "", err
 	}
 	defer raw.Dsgd_text_free(text)
@@ -203,41 +196,28 @@ func (s *Session) number(result int) int {
 // SetOptimizer sets the optimizer, before Start: "sgd", "adam", "adamw" or "none", with options such as
 // "lr=0.1 momentum=0.9" ("" for defaults). Names, definitions and defaults are PyTorch's.
 func (s *Session) SetOptimizer(name, options string) error {
-	if err := checkNamed("optimizer", name, options); err != nil {
-		return err
-	}
-	var e failure
-	return e.check(raw.Dsgd_optimizer_set(s.pointer(), name, options, &e.handle), s)
+	return call(s, func(err *uintptr) int { return raw.Dsgd_optimizer_set(s.pointer(), name, options, err) },
+		"name of the optimizer", name, "options of the optimizer", options)
 }
 
 // SetStrategy sets how gradients become new values: "simple", "ps" or "allreduce", with options such as "algorithm=ring"
-// ("" for none). After Start all workers call it between steps with equal arguments. When the context ends first, the change
+// or "copies=2" ("" for none). After Start all workers call it between steps with equal arguments. When the context ends first, the change
 // goes on.
 func (s *Session) SetStrategy(ctx context.Context, name, options string) error {
-	if err := checkNamed("strategy", name, options); err != nil {
-		return err
-	}
-	return collective(ctx, s, nil, func(op, err *uintptr) int {
+	fault := checkTexts("name of the strategy", name, "options of the strategy", options)
+	return task{caller: s, fault: fault, begin: func(op, err *uintptr) int {
 		return raw.Dsgd_strategy_set(s.pointer(), name, options, nil, op, err)
-	})
+	}}.run(ctx)
 }
 
-func checkNamed(what, name, options string) error {
-	if err := checkText("name of the "+what, name); err != nil {
-		return err
-	}
-	return checkText("options of the "+what, options)
-}
-
-// SetLearningRate holds from the next step on; equal on all workers.
+// SetLearningRate sets the learning rate from the next step on. All workers give the same rate.
 func (s *Session) SetLearningRate(rate float64) error {
-	var e failure
-	return e.check(raw.Dsgd_learning_rate_set(s.pointer(), rate, &e.handle), s)
+	return call(s, func(err *uintptr) int { return raw.Dsgd_learning_rate_set(s.pointer(), rate, err) })
 }
 
 // LossScale is the factor to multiply the loss by before the next backward pass; 1 unless `loss_scale` is
-// configured. A step whose mean gradient is not finite then changes nothing on any worker: its result has neither Applied nor
-// AllDone. -1 once the session is closed.
+// configured. A step whose mean gradient is not finite then changes nothing on any worker: its result is Skipped. -1 once the
+// session is closed.
 func (s *Session) LossScale() float64 {
 	scale := raw.Dsgd_loss_scale(s.pointer())
 	runtime.KeepAlive(s)
@@ -247,14 +227,13 @@ func (s *Session) LossScale() float64 {
 // Start checks that all workers agree on parameters, optimizer and strategy, then gives every replica of every worker the
 // values of rank 0's first replica. When the context ends first, the start goes on.
 func (s *Session) Start(ctx context.Context) error {
-	return collective(ctx, s, nil, func(op, err *uintptr) int { return raw.Dsgd_start(s.pointer(), nil, op, err) })
+	return task{caller: s, begin: func(op, err *uintptr) int { return raw.Dsgd_start(s.pointer(), nil, op, err) }}.run(ctx)
 }
 
 // Digest of the values of all parameters of the first replica: equal bits, equal digest.
 func (s *Session) Digest() (uint64, error) {
-	var e failure
 	var digest uint64
-	err := e.check(raw.Dsgd_digest(s.pointer(), &digest, &e.handle), s)
+	err := call(s, func(err *uintptr) int { return raw.Dsgd_digest(s.pointer(), &digest, err) })
 	return digest, err
 }
 

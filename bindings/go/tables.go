@@ -18,7 +18,7 @@ const (
 	ErrMismatch        Status = -9  // workers disagree: names, shapes, dtypes, order of operations, settings
 	ErrNotFound        Status = -10 // no such name, file or object
 	ErrExists          Status = -11 // the name or the worker id is taken
-	ErrUnauthorized    Status = -12 // wrong token or job name, here or at the other side
+	ErrUnauthorized    Status = -12 // wrong token, job name or certificate, on either side
 	ErrUnreachable     Status = -13 // an address cannot be resolved or connected to
 	ErrAddressInUse    Status = -14 // the address to listen on is taken
 	ErrNoMemory        Status = -15
@@ -27,9 +27,11 @@ const (
 	ErrUnsupported     Status = -18 // known, but not in this build or not for these arguments
 	ErrTorn            Status = -19 // an earlier step failed half-way; load a checkpoint or start a new session
 	ErrInternal        Status = -20 // a defect of dsgd; please report the message
-	ErrDiverged        Status = -21 // workers or replicas hold different models; start a new session
+	ErrDiverged        Status = -21 // workers or replicas hold different models; load a checkpoint or start anew
 	ErrCorrupted       Status = -22 // received bytes failed their checksum; have the network checked
-	ErrViewChanged     Status = -23 // reserved: workers came or went during a collective; call again
+	ErrViewChanged     Status = -23 // a worker was lost or has joined; the job goes on without this call
+	ErrNonFinite       Status = -24 // gradients of the step have NaN or infinity, with `nonfinite` = fail
+	ErrEvicted         Status = -25 // the other workers go on without this one; it can only join another job
 )
 
 // String is the name of the Status.
@@ -81,6 +83,10 @@ func (v Status) String() string {
 		return "ErrCorrupted"
 	case ErrViewChanged:
 		return "ErrViewChanged"
+	case ErrNonFinite:
+		return "ErrNonFinite"
+	case ErrEvicted:
+		return "ErrEvicted"
 	}
 	return unknown("Status", int(v))
 }
@@ -286,6 +292,7 @@ func init() {
 		{"DSGD_ERR_CLOSED", "ErrClosed"},
 		{"DSGD_ERR_CORRUPTED", "ErrCorrupted"},
 		{"DSGD_ERR_DIVERGED", "ErrDiverged"},
+		{"DSGD_ERR_EVICTED", "ErrEvicted"},
 		{"DSGD_ERR_EXISTS", "ErrExists"},
 		{"DSGD_ERR_FORKED", "ErrForked"},
 		{"DSGD_ERR_INTERNAL", "ErrInternal"},
@@ -293,6 +300,7 @@ func init() {
 		{"DSGD_ERR_IO", "ErrIO"},
 		{"DSGD_ERR_LIMIT", "ErrLimit"},
 		{"DSGD_ERR_MISMATCH", "ErrMismatch"},
+		{"DSGD_ERR_NON_FINITE", "ErrNonFinite"},
 		{"DSGD_ERR_NOT_FOUND", "ErrNotFound"},
 		{"DSGD_ERR_NO_MEMORY", "ErrNoMemory"},
 		{"DSGD_ERR_STATE", "ErrState"},
@@ -338,6 +346,8 @@ func init() {
 		{"dsgd_bind_dlpack", "Replica.BindDLPack"},
 		{"dsgd_broadcast", "Broadcast"},
 		{"dsgd_capability", "Capability"},
+		{"dsgd_checkpoint_load", "Session.LoadCheckpoint"},
+		{"dsgd_checkpoint_save", "Session.SaveCheckpoint"},
 		{"dsgd_close", "Session.Close"},
 		{"dsgd_config", "Config"},
 		{"dsgd_config_key", "ConfigKey"},
@@ -430,6 +440,7 @@ func init() {
 		{"dsgd_session_info_read", "Session.Info"},
 		{"dsgd_session_state", "SessionState"},
 		{"dsgd_shard", "Shard"},
+		{"dsgd_shard_current_epoch", "Shard.Epoch"},
 		{"dsgd_shard_epoch", "Shard.SetEpoch"},
 		{"dsgd_shard_flag", "ShardFlag"},
 		{"dsgd_shard_new", "Session.NewShard"},

@@ -49,6 +49,45 @@ func TestAStepWhoseGradientOverflowsChangesNothingAndHalvesTheLossScale(t *testi
 	})
 }
 
+func TestGradientsThatAreNotFiniteSkipTheStepOrFailIt(t *testing.T) {
+	job(t, 1, settings{"nonfinite": "skip"}, func(w *worker) {
+		_, _, value, gradient := w.model("p", 0, 0)
+		before := append([]float32{}, value...)
+		gradient[0], gradient[1] = float32(math.NaN()), float32(math.Inf(1))
+		result := w.step(1)
+		w.expect(result.Skipped && !result.Applied && result.NonFinite == 2 && result.NonFiniteRank == 0, "%+v", result)
+		w.expect(equal(value, before), "values are %v", value)
+		gradient[0], gradient[1] = 1, 1
+		result = w.step(1)
+		w.expect(result.Applied && !result.Skipped && result.NonFinite == 0 && result.NonFiniteRank == -1, "%+v", result)
+	})
+	job(t, 1, settings{"nonfinite": "fail"}, func(w *worker) {
+		_, _, _, gradient := w.model("p", 0, 0)
+		gradient[1] = float32(math.Inf(-1))
+		_, err := w.Step(context.Background(), 1)
+		w.expect(errors.Is(err, ErrNonFinite) && strings.Contains(err.Error(), "the first at index 1"), "%v", err)
+		gradient[1] = 1
+		w.expect(w.step(1).Step == 0, "the failed step was counted")
+	})
+}
+
+func TestHalvesOnTheWireLoseNoMoreThanOneRounding(t *testing.T) {
+	job(t, 2, settings{"wire": "bf16"}, func(w *worker) {
+		_, _, value, gradient := w.model("p", 0, 0)
+		before := append([]float32{}, value...)
+		for i := range gradient {
+			gradient[i] = float32(1+w.Rank()) / 3
+		}
+		for i := 0; i < 30; i++ {
+			w.step(1)
+		}
+		for i := range value {
+			mean := float64(before[i]-value[i]) / (30 * 0.5)
+			w.expect(math.Abs(mean/0.5-1) < 0.001, "element %d has the mean %v", i, mean)
+		}
+	})
+}
+
 func TestAllocGivesZeroedAlignedMemoryThatIsTrained(t *testing.T) {
 	single(t, func(w *worker) {
 		p, err := w.AddParameter("p", Float64, []int{2, 3})

@@ -34,6 +34,16 @@
 %ignore dsgd_config_key;
 %ignore dsgd_config_key_init;
 
+/* The Java type of an argument. It is passed on as it is, and nothing follows the call, unless typemaps below say otherwise. */
+%define DSGD_JAVA_TYPE(ARGUMENTS, JNI, JAVA)
+%typemap(jni) ARGUMENTS "JNI"
+%typemap(jtype) ARGUMENTS "JAVA"
+%typemap(jstype) ARGUMENTS "JAVA"
+%typemap(javain) ARGUMENTS "$javainput"
+%typemap(argout) ARGUMENTS ""
+%typemap(freearg) ARGUMENTS ""
+%enddef
+
 /* ---- Handles and addresses: long ----------------------------------------------------------------------- */
 
 %typemap(jni) SWIGTYPE *, void * "jlong"
@@ -45,10 +55,7 @@
 %typemap(out) SWIGTYPE *, void * %{ $result = (jlong)(intptr_t)$1; %}
 
 /* Handles given out: element 0 of a long[]. NULL is passed on: `op` NULL means that the call blocks. */
-%typemap(jni) SWIGTYPE ** "jlongArray"
-%typemap(jtype) SWIGTYPE ** "long[]"
-%typemap(jstype) SWIGTYPE ** "long[]"
-%typemap(javain) SWIGTYPE ** "$javainput"
+DSGD_JAVA_TYPE(SWIGTYPE **, jlongArray, long[])
 %typemap(in) SWIGTYPE ** ($*1_ltype handle = NULL) %{ $1 = $input != NULL ? &handle : NULL; %}
 %typemap(argout) SWIGTYPE ** {
   if (result == DSGD_OK && $input != NULL) {
@@ -56,7 +63,6 @@
     (*jenv)->SetLongArrayRegion(jenv, $input, 0, 1, &pointer);
   }
 }
-%typemap(freearg) SWIGTYPE ** ""
 
 /* ---- Errors -------------------------------------------------------------------------------------------- */
 
@@ -88,10 +94,7 @@
 %typemap(argout) const char * ""
 
 /* A text that is the caller's: element 0 of a String[]. */
-%typemap(jni) char **text "jobjectArray"
-%typemap(jtype) char **text "String[]"
-%typemap(jstype) char **text "String[]"
-%typemap(javain) char **text "$javainput"
+DSGD_JAVA_TYPE(char **text, jobjectArray, String[])
 %typemap(in) char **text (char *made = NULL) "$1 = &made;"
 %typemap(argout) char **text {
   if (result == DSGD_OK) (*jenv)->SetObjectArrayElement(jenv, $input, 0, jni_string(jenv, *$1));
@@ -102,15 +105,10 @@
 /* ---- Memory: address and size from a NativeArray -------------------------------------------------------- */
 
 %define DSGD_BUFFER(ARGUMENTS)
-%typemap(jni) ARGUMENTS "jobject"
-%typemap(jtype) ARGUMENTS "NativeArray"
-%typemap(jstype) ARGUMENTS "NativeArray"
-%typemap(javain) ARGUMENTS "$javainput"
+DSGD_JAVA_TYPE(ARGUMENTS, jobject, NativeArray)
 %typemap(in) ARGUMENTS %{
   if (!jni_array(jenv, $input, (void **)&$1, &$2)) return $null;
 %}
-%typemap(freearg) ARGUMENTS ""
-%typemap(argout) ARGUMENTS ""
 %enddef
 DSGD_BUFFER((void *data, size_t nbytes))
 DSGD_BUFFER((const void *data, size_t nbytes))
@@ -121,15 +119,10 @@ DSGD_BUFFER((const void *send, size_t send_nbytes))
 DSGD_BUFFER((void *receive, size_t receive_nbytes))
 
 /* dsgd_allreduce: as many bytes as `receive` has; the layer checks. */
-%typemap(jni) const void *send "jobject"
-%typemap(jtype) const void *send "NativeArray"
-%typemap(jstype) const void *send "NativeArray"
-%typemap(javain) const void *send "$javainput"
+DSGD_JAVA_TYPE(const void *send, jobject, NativeArray)
 %typemap(in) const void *send (size_t nbytes) %{
   if (!jni_array(jenv, $input, (void **)&$1, &nbytes)) return $null;
 %}
-%typemap(freearg) const void *send ""
-%typemap(argout) const void *send ""
 
 /* dsgd_alloc: the addresses are read through dsgd_memory, which keeps them mapped. */
 %typemap(in, numinputs=0) void **value (void *address = NULL) "$1 = &address;"
@@ -139,126 +132,70 @@ DSGD_BUFFER((void *receive, size_t receive_nbytes))
 
 /* ---- Arrays -------------------------------------------------------------------------------------------- */
 
-%typemap(jni) (const int64_t *shape, size_t ndim), const size_t *element_counts "jlongArray"
-%typemap(jtype) (const int64_t *shape, size_t ndim), const size_t *element_counts "long[]"
-%typemap(jstype) (const int64_t *shape, size_t ndim), const size_t *element_counts "long[]"
-%typemap(javain) (const int64_t *shape, size_t ndim), const size_t *element_counts "$javainput"
-%typemap(in) (const int64_t *shape, size_t ndim) %{
+/* A long[] that C reads. */
+%define DSGD_INPUT_LONGS(ARGUMENTS)
+DSGD_JAVA_TYPE(ARGUMENTS, jlongArray, long[])
+%typemap(in) ARGUMENTS %{
   if (!jni_longs(jenv, $input, (jlong **)&$1, &$2)) return $null;
 %}
-%typemap(freearg) (const int64_t *shape, size_t ndim) %{ free((void *)$1); %}
-%typemap(argout) (const int64_t *shape, size_t ndim) ""
+%typemap(freearg) ARGUMENTS %{ free((void *)$1); %}
+%enddef
+DSGD_INPUT_LONGS((const int64_t *shape, size_t ndim))
+DSGD_INPUT_LONGS((dsgd_parameter *const *parameters, size_t count))
+DSGD_INPUT_LONGS(const size_t *element_counts)
 %typemap(in) const size_t *element_counts (size_t length) %{
   if (!jni_longs(jenv, $input, (jlong **)&$1, &length)) return $null;
 %}
-%typemap(freearg) const size_t *element_counts %{ free((void *)$1); %}
-%typemap(argout) const size_t *element_counts ""
 
-%typemap(jni) (dsgd_parameter *const *parameters, size_t count) "jlongArray"
-%typemap(jtype) (dsgd_parameter *const *parameters, size_t count) "long[]"
-%typemap(jstype) (dsgd_parameter *const *parameters, size_t count) "long[]"
-%typemap(javain) (dsgd_parameter *const *parameters, size_t count) "$javainput"
-%typemap(in) (dsgd_parameter *const *parameters, size_t count) %{
-  if (!jni_longs(jenv, $input, (jlong **)&$1, &$2)) return $null;
-%}
-%typemap(freearg) (dsgd_parameter *const *parameters, size_t count) %{ free((void *)$1); %}
-%typemap(argout) (dsgd_parameter *const *parameters, size_t count) ""
-
-%typemap(jni) (int64_t *indices, size_t max) "jlongArray"
-%typemap(jtype) (int64_t *indices, size_t max) "long[]"
-%typemap(jstype) (int64_t *indices, size_t max) "long[]"
-%typemap(javain) (int64_t *indices, size_t max) "$javainput"
-%typemap(in) (int64_t *indices, size_t max) %{
+/* A long[] that C fills. COUNT is the function's argument that says how much of it. */
+%define DSGD_OUTPUT_LONGS(ARGUMENTS, COUNT)
+DSGD_JAVA_TYPE(ARGUMENTS, jlongArray, long[])
+%typemap(in) ARGUMENTS %{
   if (!jni_longs_out(jenv, $input, (jlong **)&$1, &$2)) return $null;
 %}
-/* arg4 and arg5 are the functions' `count`. */
-%typemap(argout) (int64_t *indices, size_t max) %{
-  if (result == DSGD_OK && *arg4 > 0) (*jenv)->SetLongArrayRegion(jenv, $input, 0, (jsize)*arg4, (const jlong *)$1);
+%typemap(argout) ARGUMENTS %{
+  if (result == DSGD_OK && *COUNT > 0) (*jenv)->SetLongArrayRegion(jenv, $input, 0, (jsize)*COUNT, (const jlong *)$1);
 %}
-%typemap(freearg) (int64_t *indices, size_t max) %{ free($1); %}
-
-%typemap(jni) (dsgd_op **ops, size_t max) "jlongArray"
-%typemap(jtype) (dsgd_op **ops, size_t max) "long[]"
-%typemap(jstype) (dsgd_op **ops, size_t max) "long[]"
-%typemap(javain) (dsgd_op **ops, size_t max) "$javainput"
-%typemap(in) (dsgd_op **ops, size_t max) %{
-  if (!jni_longs_out(jenv, $input, (jlong **)&$1, &$2)) return $null;
-%}
-%typemap(argout) (dsgd_op **ops, size_t max) %{
-  if (result == DSGD_OK && *arg5 > 0) (*jenv)->SetLongArrayRegion(jenv, $input, 0, (jsize)*arg5, (const jlong *)$1);
-%}
-%typemap(freearg) (dsgd_op **ops, size_t max) %{ free($1); %}
+%typemap(freearg) ARGUMENTS %{ free($1); %}
+%enddef
+DSGD_OUTPUT_LONGS((int64_t *indices, size_t max), arg4)
+DSGD_OUTPUT_LONGS((dsgd_op **ops, size_t max), arg5)
 
 /* One number given out, as element 0 of an array. */
 %define DSGD_OUTPUT_NUMBER(TYPE, JNI, JAVA, CTYPE, SET)
-%typemap(jni) TYPE "JNI"
-%typemap(jtype) TYPE "JAVA[]"
-%typemap(jstype) TYPE "JAVA[]"
-%typemap(javain) TYPE "$javainput"
+DSGD_JAVA_TYPE(TYPE, JNI, JAVA[])
 %typemap(in) TYPE (CTYPE number = 0) "$1 = &number;"
 %typemap(argout) TYPE {
   if (result == DSGD_OK) SET(jenv, $input, number$argnum);
 }
-%typemap(freearg) TYPE ""
 %enddef
 DSGD_OUTPUT_NUMBER(size_t *count, jlongArray, long, size_t, jni_set_long)
 DSGD_OUTPUT_NUMBER(uint64_t *digest, jlongArray, long, uint64_t, jni_set_long)
 DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
 
-/* Options of an operation: user data, timeout_ms, channel; or null for the defaults. */
-%typemap(jni) const dsgd_op_options *options "jlongArray"
-%typemap(jtype) const dsgd_op_options *options "long[]"
-%typemap(jstype) const dsgd_op_options *options "long[]"
-%typemap(javain) const dsgd_op_options *options "$javainput"
+/* Options of an operation: user data, timeout_ms, channel, stream; or null for the defaults. */
+DSGD_JAVA_TYPE(const dsgd_op_options *options, jlongArray, long[])
 %typemap(in) const dsgd_op_options *options (dsgd_op_options options) %{
   if (!jni_op_options(jenv, $input, &options)) return $null;
   $1 = $input != NULL ? &options : NULL;
 %}
-%typemap(freearg) const dsgd_op_options *options ""
-%typemap(argout) const dsgd_op_options *options ""
-
 %apply const dsgd_op_options *options { const dsgd_op_options *op_options };
 
 /* ---- Structs ------------------------------------------------------------------------------------------- */
 
-%typemap(jni) struct dsgd_step_result *result "jobjectArray"
-%typemap(jtype) struct dsgd_step_result *result "StepResult[]"
-%typemap(jstype) struct dsgd_step_result *result "StepResult[]"
-%typemap(javain) struct dsgd_step_result *result "$javainput"
-%typemap(in) struct dsgd_step_result *result (dsgd_step_result values) {
-  dsgd_step_result_init(&values, sizeof values);
+%define DSGD_OUTPUT_STRUCT(STRUCT, NAME, JAVA, SET)
+DSGD_JAVA_TYPE(struct STRUCT *NAME, jobjectArray, JAVA[])
+%typemap(in) struct STRUCT *NAME (STRUCT values) {
+  STRUCT ## _init(&values, sizeof values);
   $1 = &values;
 }
-%typemap(argout) struct dsgd_step_result *result {
-  if (result == DSGD_OK) jni_set_step_result(jenv, $input, $1);
+%typemap(argout) struct STRUCT *NAME {
+  if (result == DSGD_OK) SET(jenv, $input, $1);
 }
-%typemap(freearg) struct dsgd_step_result *result ""
-
-%typemap(jni) struct dsgd_session_info *info "jobjectArray"
-%typemap(jtype) struct dsgd_session_info *info "SessionInfo[]"
-%typemap(jstype) struct dsgd_session_info *info "SessionInfo[]"
-%typemap(javain) struct dsgd_session_info *info "$javainput"
-%typemap(in) struct dsgd_session_info *info (dsgd_session_info values) {
-  dsgd_session_info_init(&values, sizeof values);
-  $1 = &values;
-}
-%typemap(argout) struct dsgd_session_info *info {
-  if (result == DSGD_OK) jni_set_session_info(jenv, $input, $1);
-}
-%typemap(freearg) struct dsgd_session_info *info ""
-
-%typemap(jni) struct dsgd_config_key *key "jobjectArray"
-%typemap(jtype) struct dsgd_config_key *key "String[]"
-%typemap(jstype) struct dsgd_config_key *key "String[]"
-%typemap(javain) struct dsgd_config_key *key "$javainput"
-%typemap(in) struct dsgd_config_key *key (dsgd_config_key values) {
-  dsgd_config_key_init(&values, sizeof values);
-  $1 = &values;
-}
-%typemap(argout) struct dsgd_config_key *key {
-  if (result == DSGD_OK) jni_set_config_key(jenv, $input, $1);
-}
-%typemap(freearg) struct dsgd_config_key *key ""
+%enddef
+DSGD_OUTPUT_STRUCT(dsgd_step_result, result, StepResult, jni_set_step_result)
+DSGD_OUTPUT_STRUCT(dsgd_session_info, info, SessionInfo, jni_set_session_info)
+DSGD_OUTPUT_STRUCT(dsgd_config_key, key, String, jni_set_config_key)
 
 %include "../dsgd.i"
 
@@ -269,7 +206,7 @@ DSGD_OUTPUT_NUMBER(int32_t *done, jintArray, int, int32_t, jni_set_int)
 %rename(buffer_address) jni_buffer_address;
 %rename(dlpack_delete) jni_dlpack_delete;
 %rename(dlpack_data) jni_dlpack_data;
-/* A direct buffer over memory of C's; whoever asks keeps that memory mapped. */
+/* Returns a direct buffer over C memory. The caller keeps that memory mapped. */
 jobject jni_buffer_over(JNIEnv *jenv, void *address, size_t nbytes);
 /* Of a direct buffer. */
 void *jni_buffer_address(JNIEnv *jenv, jobject buffer);

@@ -19,7 +19,7 @@ ARGUMENTS = {
     ("const int64_t *", "size_t"): "Sequence[int]",
     ("const size_t *",): "Optional[Sequence[int]]",
     ("dsgd_parameter *const *", "size_t"): "Sequence[Any]",
-    ("const dsgd_op_options *",): "Optional[Tuple[int, int, int]]",
+    ("const dsgd_op_options *",): "Optional[Tuple[int, int, int, int]]",
     ("int64_t *", "size_t", "size_t *"): "Any",
     ("dsgd_op **", "size_t", "int32_t", "size_t *"): "int",
     ("struct DLManagedTensorVersioned *",): "Any",

@@ -1,4 +1,4 @@
-"""What the generated files are made of: dsgd.h, and how each language spells its names."""
+"""The input of the generated files: dsgd.h, and how each language spells its names."""
 
 import pathlib
 import re

@@ -11,7 +11,8 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_L
 
 # The licences of the project and of the libraries inside libdsgd, for wheel and jar. Debian's copyright files carry the texts.
 # LIBRARY=PACKAGE for each library that is linked or compiled in.
-set(DSGD_NOTICES capnproto=libcapnp-dev libuv=libuv1-dev libsodium=libsodium-dev xxhash=libxxhash-dev)
+set(DSGD_NOTICES capnproto=libcapnp-dev libuv=libuv1-dev libsodium=libsodium-dev xxhash=libxxhash-dev
+    nlohmann_json=nlohmann-json3-dev)
 set(DSGD_TOOL_NOTICES cli11=libcli11-dev)  # inside the dsgd tool
 set(DSGD_LICENSES ${CMAKE_BINARY_DIR}/licenses)
 set(DSGD_TOOL_LICENSES ${CMAKE_BINARY_DIR}/tool-licenses)

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <string>
@@ -22,8 +23,8 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-// Whether the process has loaded CUDA's driver. Looked up in the list of libraries, when there are new ones:
-// a dlopen() that fails would leave its error, and the memory that it stands in, with the host's thread.
+// Returns whether the process has loaded CUDA's driver. Searches the list of loaded libraries, again only
+// when it has grown. A failing dlopen() would leave an error text, and its memory, in the host's thread.
 bool has_driver() {
   static std::atomic<bool> seen{false};
   static std::atomic<unsigned long long> looked{0};  // how many libraries had been loaded when there was none
@@ -49,6 +50,8 @@ Result<const device::Backend*> load_cuda() {
   if (const device::Backend* backend = loaded.load()) return backend;
   std::string why;
   for (const std::string& folder : {own_folder(), std::string()}) {
+    // A jar's own folder is a temporary one, which means nothing to the user.
+    if (!folder.empty() && access((folder + kCudaLibrary).c_str(), F_OK) != 0) continue;
     void* library = dlopen((folder + kCudaLibrary).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       if (why.empty()) why = dlerror();
@@ -66,10 +69,11 @@ Result<const device::Backend*> load_cuda() {
       .with_parameter("devices");
 }
 
-Status check_host_memory(const void* data, size_t nbytes) {
-  if (!has_driver()) return {};  // there can be no memory of a GPU
+Result<std::string> locate(const void* data, size_t nbytes) {
+  if (!has_driver()) return std::string();  // without a driver no buffer is GPU memory
   auto backend = load_cuda();
-  return backend.ok() ? device::Device::check_host_memory(*backend.value(), data, nbytes) : Status();
+  return backend.ok() ? device::Device::locate(*backend.value(), data, nbytes)
+                      : Result<std::string>(std::string());
 }
 
 }  // namespace dsgd::capi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "core/device/backend.h"
 #include "transport/base/status.h"
@@ -12,8 +13,8 @@ namespace dsgd::capi {
 // Any thread.
 Result<const device::Backend*> load_cuda();
 
-// An error if the buffer is memory of a GPU. Looks only in a process that has CUDA's driver loaded. Any
-// thread.
-Status check_host_memory(const void* data, size_t nbytes);
+// Returns the name of the GPU whose memory the buffer is; "": the host's. Looks only in a process that has
+// CUDA's driver loaded. Any thread.
+Result<std::string> locate(const void* data, size_t nbytes);
 
 }  // namespace dsgd::capi

@@ -1,5 +1,7 @@
 #include "capi/src/call.h"
 
+#include <cstring>
+
 #include "capi/src/backends.h"
 #include "capi/src/operation.h"
 #include "capi/src/session.h"
@@ -8,21 +10,21 @@
 namespace dsgd::capi {
 
 Call::~Call() {
-  if (op_ && op_->let_go()) delete op_;
-  if (session_ && session_->let_go()) delete session_;
+  if (op_ && op_->release()) delete op_;
+  if (session_ && session_->release()) delete session_;
 }
 
 Status Call::fail(Code code, const std::string& message) const {
   return Status(code, std::string(function_) + ": " + message);
 }
 
-Status Call::given(const void* pointer, const char* argument) const {
+Status Call::not_null(const void* pointer, const char* argument) const {
   if (pointer) return {};
   return invalid(std::string("argument '") + argument + "' is NULL");
 }
 
-Status Call::named(const char* text, const char* argument) const {
-  DSGD_RETURN_IF_ERROR(given(text, argument));
+Status Call::not_empty(const char* text, const char* argument) const {
+  DSGD_RETURN_IF_ERROR(not_null(text, argument));
   if (*text) return {};
   return invalid(std::string("argument '") + argument + "' is an empty string; give a name");
 }
@@ -34,9 +36,11 @@ Status Call::bad_handle(bool null, const char* argument, const char* kind) const
 }
 
 Status Call::forked(const char* kind) const {
+  const char* const remedy =
+      kind == std::string("head") ? "dsgd_head_start here for a head" : "dsgd_init here for a session";
   return fail(Code::kForked, std::string("this ") + kind +
-                                 " belongs to the parent of this forked process; call dsgd_init here for a "
-                                 "session of its own, before or after freeing this one");
+                                 " belongs to the parent of this forked process; call " + remedy +
+                                 " of its own, before or after freeing this one");
 }
 
 Status Call::alive(const Status& status, const char* kind) const {
@@ -51,8 +55,8 @@ Status Call::closed() const {
 Status Call::local(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(handle(session, "session"));
   if (!session_) {
-    session_ = const_cast<dsgd_session*>(session);  // only its count of uses changes
-    session_->keep();
+    session_ = const_cast<dsgd_session*>(session);  // only its reference count changes
+    session_->retain();
   }
   return alive(session->core->alive(), "session");
 }
@@ -60,8 +64,8 @@ Status Call::local(const dsgd_session* session) const {
 Status Call::local(const dsgd_op* op) const {
   DSGD_RETURN_IF_ERROR(handle(op, "op"));
   if (!op_) {
-    op_ = const_cast<dsgd_op*>(op);  // only its count of uses changes
-    op_->keep();
+    op_ = const_cast<dsgd_op*>(op);  // only its reference count changes
+    op_->retain();
   }
   return op->table->forked() ? forked("op") : Status();
 }
@@ -96,6 +100,12 @@ Status Call::wait_time(int32_t timeout_ms) const {
   return invalid("timeout_ms is " + std::to_string(timeout_ms) + "; give milliseconds, or -1");
 }
 
+Status Call::flags(uint32_t flags, uint32_t known, const char* values) const {
+  if ((flags & ~known) == 0) return {};
+  return invalid("unknown bits in flags " + std::to_string(flags) +
+                 (values ? std::string("; use values of enum ") + values : "; set it to 0"));
+}
+
 Status Call::dtype(int32_t dtype) const {
   if (valid_dtype(dtype)) return {};
   return invalid("unknown dtype " + std::to_string(dtype) + "; use a value of enum dsgd_dtype (0 to 8)");
@@ -113,23 +123,32 @@ Status Call::reduction(int32_t reduction, int32_t dtype) const {
 
 Status Call::world(const dsgd_group* group) const {
   if (group == nullptr) return {};
-  return invalid("argument 'group' is not NULL; this version has no group but the world, which is NULL");
+  return invalid("argument 'group' must be NULL: this version supports only the group of all workers");
 }
 
 Status Call::on_host(const void* data, size_t nbytes, const char* argument) const {
-  const Status there = check_host_memory(data, nbytes);
-  return there.ok() ? there
-                    : invalid(std::string("argument '") + argument + "' is " + there.message() +
-                              "; collectives and objects take memory of the host, give a copy there");
+  const auto there = locate(data, nbytes);
+  const auto elsewhere = [&](const std::string& where) {
+    return invalid(std::string("argument '") + argument + "' is " + where);
+  };
+  if (!there.ok()) return elsewhere(there.status().message());
+  if (there.value().empty()) return {};
+  return elsewhere("memory of " + there.value() + "; objects take memory of the host, give a copy there");
 }
 
 Status Call::buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const {
   const size_t element = dtype_size(static_cast<DType>(dtype));
-  if (nbytes != 0) DSGD_RETURN_IF_ERROR(given(data, argument));
-  if (nbytes % element == 0) return on_host(data, nbytes, argument);
+  if (nbytes != 0) DSGD_RETURN_IF_ERROR(not_null(data, argument));
+  if (nbytes % element == 0) return {};
   return invalid(std::string("argument '") + argument + "' has " + std::to_string(nbytes) +
                  " bytes, which is not a multiple of the element size (" + std::to_string(element) +
                  " bytes, " + dtype_name(static_cast<DType>(dtype)) + ")");
+}
+
+char* copy_text(const std::string& text) {
+  char* const copy = strdup(text.c_str());
+  if (!copy) throw std::bad_alloc();
+  return copy;
 }
 
 }  // namespace dsgd::capi

@@ -16,18 +16,12 @@
 #include "dsgd/dsgd.h"
 #include "transport/base/status.h"
 
-// Leaves the function with a Status that is not OK.
-#define DSGD_RETURN_IF_ERROR(expression)                                      \
-  do {                                                                        \
-    if (::dsgd::Status status_ = (expression); !status_.ok()) return status_; \
-  } while (false)
-
 namespace dsgd::capi {
 
 class Call {
  public:
   explicit Call(const char* function) : function_(function) {}
-  ~Call();  // lets go of what the call has kept
+  ~Call();  // releases the handles that the call has retained
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -37,21 +31,20 @@ class Call {
   Status invalid(const std::string& message) const { return fail(Code::kInvalidArgument, message); }
 
   // A required argument that is not a handle.
-  Status given(const void* pointer, const char* argument) const;
-  // A required string; also not empty.
-  Status named(const char* text, const char* argument) const;
+  Status not_null(const void* pointer, const char* argument) const;
+  // A required string: not NULL and not empty.
+  Status not_empty(const char* text, const char* argument) const;
   template <typename T>
   Status handle(const T* handle, const char* argument) const {
     if (is_handle(handle)) return {};
     return bad_handle(handle == nullptr, argument, T::kName);
   }
 
-  // A session, and everything that belongs to one: it must be of this process. It is kept until the call ends
-  // ...
+  // Check that the handle is valid and not of a parent process, and retain it until the call ends.
   Status local(const dsgd_session* session) const;
   Status local(const dsgd_op* op) const;
-  // ... and open.
-  Status open(const dsgd_session* session) const;  // it has joined, too
+  // As local(), and the session must be open.
+  Status open(const dsgd_session* session) const;  // and it must have joined
   Status open(const dsgd_parameter* parameter) const;
   Status open(const dsgd_replica* replica) const;
   Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
@@ -59,12 +52,14 @@ class Call {
   // Adds the function's name to the status of alive() of a session or a head.
   Status alive(const Status& status, const char* kind) const;
   Status wait_time(int32_t timeout_ms) const;  // -1 or more
+  // `values`: the enum of the known bits; null if there are none.
+  Status flags(uint32_t flags, uint32_t known, const char* values) const;
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction, int32_t dtype) const;
   Status world(const dsgd_group* group) const;
   Status closed() const;
-  // A buffer of whole elements; NULL is right for no bytes.
   Status on_host(const void* data, size_t nbytes, const char* argument) const;
+  // A buffer of whole elements; NULL is right for no bytes.
   Status buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const;
 
  private:
@@ -72,9 +67,12 @@ class Call {
   Status forked(const char* kind) const;
 
   const char* const function_;
-  mutable dsgd_session* session_ = nullptr;  // kept
-  mutable dsgd_op* op_ = nullptr;            // kept
+  mutable dsgd_session* session_ = nullptr;  // retained
+  mutable dsgd_op* op_ = nullptr;            // retained
 };
+
+// Returns a copy for dsgd_text_free. Throws std::bad_alloc.
+char* copy_text(const std::string& text);
 
 template <typename Body>
 int32_t guard(const char* function, dsgd_error** error, Body&& body) {
@@ -84,7 +82,7 @@ int32_t guard(const char* function, dsgd_error** error, Body&& body) {
   } catch (const std::bad_alloc&) {
     return give_no_memory(error);
   } catch (abi::__forced_unwind&) {
-    throw;  // the host cancels its thread: no exception, and it may not be stopped
+    throw;  // pthread_cancel() unwinds the host's thread by this exception, which must be rethrown
   } catch (const std::exception& exception) {
     return give_error(Status(Code::kInternal, std::string(function) + ": unexpected exception (" +
                                                   exception.what() + "); please report this"),
@@ -93,6 +91,15 @@ int32_t guard(const char* function, dsgd_error** error, Body&& body) {
     return give_error(
         Status(Code::kInternal, std::string(function) + ": unexpected exception; please report this"), error);
   }
+}
+
+// For a function of an open session, or of a parameter or a replica of one.
+template <typename T, typename Body>
+int32_t guard_open(const char* function, dsgd_error** error, const T* of, Body&& body) {
+  return guard(function, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(of));
+    return body(call);
+  });
 }
 
 // For functions that return a number which is negative on failure.

@@ -10,8 +10,9 @@ using dsgd::Reduction;
 using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
-using dsgd::capi::Channels;
 using dsgd::capi::guard;
+using dsgd::capi::guard_open;
+using dsgd::capi::Options;
 using dsgd::capi::run_operation;
 
 namespace {
@@ -22,6 +23,18 @@ Status check_collective(const Call& call, const dsgd_session* session, const dsg
   DSGD_RETURN_IF_ERROR(call.open(session));
   DSGD_RETURN_IF_ERROR(call.world(group));
   return call.dtype(dtype);
+}
+
+// A collective with buffers: prepare(options) may have to open their GPU, and an operation must not block
+// while it begins.
+template <typename Prepare>
+Status run_collective(const Call& call, dsgd_session* session, const dsgd_op_options* options, dsgd_op** op,
+                      Prepare&& prepare) {
+  const auto given = dsgd::capi::read_options(call, options, Options::kChannelAndStream);
+  DSGD_RETURN_IF_ERROR(given.status());
+  const dsgd::Result<Session::Collective> collective = prepare(given.value());
+  DSGD_RETURN_IF_ERROR(collective.status());
+  return run_operation(session, op, collective.value());
 }
 
 }  // namespace
@@ -36,13 +49,10 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* sen
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, nbytes, dtype, "receive"));
-    return run_operation(
-        call, session, options, op,
-        [&](Session::Mode mode, const CallOptions& given) {
-          return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
-                                          static_cast<Reduction>(reduction), mode, given);
-        },
-        Channels::kAny);
+    return run_collective(call, session, options, op, [&](const CallOptions& given) {
+      return session->core->allreduce(send, receive, nbytes, static_cast<DType>(dtype),
+                                      static_cast<Reduction>(reduction), given);
+    });
   });
 }
 
@@ -54,12 +64,9 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
     const int32_t size = session->core->size();
     if (root < 0 || root >= size)
       return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
-    return run_operation(
-        call, session, options, op,
-        [&](Session::Mode mode, const CallOptions& given) {
-          return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, mode, given);
-        },
-        Channels::kAny);
+    return run_collective(call, session, options, op, [&](const CallOptions& given) {
+      return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, given);
+    });
   });
 }
 
@@ -70,13 +77,10 @@ int32_t dsgd_allgather(dsgd_session* session, dsgd_group* group, const void* sen
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(
-        call, session, options, op,
-        [&](Session::Mode mode, const CallOptions& given) {
-          return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
-                                          static_cast<DType>(dtype), mode, given);
-        },
-        Channels::kAny);
+    return run_collective(call, session, options, op, [&](const CallOptions& given) {
+      return session->core->allgather(send, send_nbytes, receive, receive_nbytes, element_counts,
+                                      static_cast<DType>(dtype), given);
+    });
   });
 }
 
@@ -89,26 +93,22 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
     DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
-    return run_operation(
-        call, session, options, op,
-        [&](Session::Mode mode, const CallOptions& given) {
-          return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts,
-                                               static_cast<DType>(dtype), static_cast<Reduction>(reduction),
-                                               mode, given);
-        },
-        Channels::kAny);
+    return run_collective(call, session, options, op, [&](const CallOptions& given) {
+      return session->core->reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts,
+                                           static_cast<DType>(dtype), static_cast<Reduction>(reduction),
+                                           given);
+    });
   });
 }
 
 int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, const dsgd_op_options* options, dsgd_op** op,
                      dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.world(group));
     return run_operation(
         call, session, options, op,
         [&](Session::Mode mode, const CallOptions& given) { return session->core->barrier(mode, given); },
-        Channels::kAny);
+        Options::kChannel);
   });
 }
 

@@ -56,22 +56,13 @@ Status file_error(const Call& call, int number, const char* path) {
 }
 
 Result<std::string> read_file(const Call& call, const char* path) {
-  struct Closer {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::unique_ptr<std::FILE, Closer> file(std::fopen(path, "re"));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path, "re"), std::fclose);
   if (!file) return file_error(call, errno, path);
-  std::string text;
-  char block[4096];
-  for (;;) {
-    const size_t n = std::fread(block, 1, sizeof block, file.get());
-    text.append(block, n);
-    if (n < sizeof block) break;
-    if (text.size() > kLargestFile)
-      return call.fail(Code::kLimit, std::string("configuration file '") + path + "' is larger than 1 MiB");
-  }
+  std::string text(kLargestFile + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   if (std::ferror(file.get())) return file_error(call, errno, path);
-  return text;
+  if (text.size() <= kLargestFile) return text;
+  return call.fail(Code::kLimit, std::string("configuration file '") + path + "' is larger than 1 MiB");
 }
 
 }  // namespace
@@ -100,8 +91,8 @@ void dsgd_config_free(dsgd_config* config) { dsgd::capi::free_handle(config); }
 int32_t dsgd_config_set(dsgd_config* config, const char* key, const char* value, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.given(key, "key"));
-    DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+    DSGD_RETURN_IF_ERROR(call.not_null(key, "key"));
+    DSGD_RETURN_IF_ERROR(call.not_null(value, "value"));
     return config->values.set(key, value);
   });
 }
@@ -109,7 +100,7 @@ int32_t dsgd_config_set(dsgd_config* config, const char* key, const char* value,
 int32_t dsgd_config_load(dsgd_config* config, const char* path, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.named(path, "path"));
+    DSGD_RETURN_IF_ERROR(call.not_empty(path, "path"));
     auto text = dsgd::capi::read_file(call, path);
     if (!text.ok()) return text.status();
     return config->values.parse(text.value(), path);
@@ -120,7 +111,7 @@ const char* dsgd_config_value(const dsgd_config* config, const char* key) {
   const char* text = nullptr;
   guard(__func__, nullptr, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.given(key, "key"));
+    DSGD_RETURN_IF_ERROR(call.not_null(key, "key"));
     if (const std::string* value = config->values.get(key)) text = value->c_str();
     return {};
   });
@@ -140,7 +131,6 @@ size_t dsgd_config_key_count(void) { return dsgd::config_keys().size(); }
 
 int32_t dsgd_config_key_at(size_t index, dsgd_config_key* key, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.given(key, "key"));
     DSGD_RETURN_IF_ERROR(
         check_sized(call, key, dsgd::capi::kConfigKeyFirstSize, "key", "dsgd_config_key_init"));
     const auto keys = dsgd::config_keys();

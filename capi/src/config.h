@@ -8,10 +8,8 @@
 #include "core/strategy/strategies.h"
 #include "dsgd/dsgd.h"
 
-struct dsgd_config : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("config  ");
+struct dsgd_config : dsgd::capi::HandleOf<dsgd_config> {
   static constexpr const char* kName = "dsgd_config";
-  dsgd_config() : Handle(kTag) {}
 
   dsgd::Config values;
   dsgd::capi::LogHook hook;

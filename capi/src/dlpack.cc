@@ -1,6 +1,7 @@
 // Tensors of other frameworks in, and dsgd's own buffers out.
 #include "capi/src/dlpack.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "capi/src/call.h"
 #include "capi/src/memory.h"
 #include "capi/src/session.h"
+#include "core/base/text.h"
 
 namespace dsgd::capi {
 namespace {
@@ -17,12 +19,6 @@ DLDataType dlpack_type(DType dtype) {
   if (dtype == DType::kBfloat16) return {kDlBfloat, bits, 1};
   if (is_floating(dtype)) return {kDlFloat, bits, 1};
   return {is_unsigned(dtype) ? kDlUInt : kDlInt, bits, 1};
-}
-
-std::string shape_text(const int64_t* shape, size_t ndim) {
-  std::string text = "[";
-  for (size_t i = 0; i < ndim; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
 }
 
 std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape) {
@@ -54,12 +50,11 @@ std::string device_text(const DLDevice& device) {
          std::to_string(device.device_id) + ")";
 }
 
-// Is this tensor of the host's one that can stand for `parameter` on this device? `what`: "value" or
-// "gradient".
+// Checks that the host's tensor can be the value or gradient (`what`) of `parameter` on this device.
 Status check_tensor(const Call& call, const DLManagedTensorVersioned& managed, const Parameter& parameter,
                     const device::Device& device, const std::string& what) {
   const std::string name = what + " tensor of parameter '" + parameter.name + "'";
-  if (managed.version.major != kDlpackMajor)
+  if (managed.version.major != DLPACK_MAJOR)
     return call.fail(Code::kUnsupported, name + " is of DLPack " + std::to_string(managed.version.major) +
                                              "." + std::to_string(managed.version.minor) +
                                              "; export it as version 1");
@@ -78,8 +73,8 @@ Status check_tensor(const Call& call, const DLManagedTensorVersioned& managed, c
   if (!same_shape)
     return call.invalid(
         name + " has shape " +
-        (tensor.ndim >= 0 ? shape_text(tensor.shape, static_cast<size_t>(tensor.ndim)) : "?") +
-        "; the parameter has " + shape_text(parameter.shape.data(), parameter.shape.size()));
+        (tensor.ndim >= 0 ? shape_text({tensor.shape, static_cast<size_t>(tensor.ndim)}) : "?") +
+        "; the parameter has " + shape_text(parameter.shape));
   if (!is_contiguous(tensor, parameter))
     return call.invalid(name + " is not contiguous in row-major order; make it so before binding");
   if (parameter.nbytes() > 0 && !tensor.data) return call.invalid(name + " has no data");
@@ -109,7 +104,7 @@ std::unique_ptr<ExportedTensor> export_tensor(std::shared_ptr<TensorMemory> memo
   exported->shape = parameter.shape;
   exported->strides = row_major_strides(parameter.shape);
   exported->managed = {
-      .version = {kDlpackMajor, kDlpackMinor},
+      .version = {DLPACK_MAJOR, DLPACK_MINOR},
       .manager_ctx = exported.get(),
       .deleter =
           [](DLManagedTensorVersioned* self) { delete static_cast<ExportedTensor*>(self->manager_ctx); },
@@ -137,21 +132,21 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
                          dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
-    DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+    DSGD_RETURN_IF_ERROR(call.not_null(value, "value"));
     const Parameter& core = *parameter->core;
     const device::Device& device = *replica->core->device;
-    if (core.trained) DSGD_RETURN_IF_ERROR(call.given(gradient, "gradient"));
+    if (core.trained) DSGD_RETURN_IF_ERROR(call.not_null(gradient, "gradient"));
     if (!core.trained && gradient)
       return call.invalid("parameter '" + core.name + "' is untrained and has no gradient; give none");
     if (value == gradient) return call.invalid("'value' and 'gradient' are the same tensor");
     DSGD_RETURN_IF_ERROR(check_tensor(call, *value, core, device, "value"));
-    if (value->flags & kDlReadOnly)
+    if (value->flags & DLPACK_READ_ONLY)
       return call.invalid("the value tensor of parameter '" + core.name +
                           "' is read-only; steps write new values into it");
     bool read_only_gradient = false;
     if (gradient) {
       DSGD_RETURN_IF_ERROR(check_tensor(call, *gradient, core, device, "gradient"));
-      read_only_gradient = (gradient->flags & kDlReadOnly) != 0;
+      read_only_gradient = (gradient->flags & DLPACK_READ_ONLY) != 0;
       std::lock_guard lock(replica->session->mutex);
       if (read_only_gradient && replica->session->optimizer_none)
         return call.invalid("the gradient tensor of parameter '" + core.name +
@@ -173,7 +168,7 @@ int32_t dsgd_export_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
                            struct DLManagedTensorVersioned** gradient, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
-    DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+    DSGD_RETURN_IF_ERROR(call.not_null(value, "value"));
     const Parameter& core = *parameter->core;
     if (gradient && !core.trained)
       return call.invalid("parameter '" + core.name +

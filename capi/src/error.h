@@ -7,10 +7,8 @@
 #include "dsgd/dsgd.h"
 #include "transport/base/status.h"
 
-struct dsgd_error : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("error   ");
+struct dsgd_error : dsgd::capi::HandleOf<dsgd_error> {
   static constexpr const char* kName = "dsgd_error";
-  dsgd_error() : Handle(kTag) {}
 
   int32_t code = 0;
   int32_t rank = -1;

@@ -6,8 +6,7 @@
 #include "capi/src/session.h"
 
 dsgd_log_record::dsgd_log_record(const dsgd::LogRecord& record, uint64_t session)
-    : Handle(kTag),
-      level(static_cast<int32_t>(record.level)),
+    : level(static_cast<int32_t>(record.level)),
       message(record.message),
       time_ns(std::chrono::duration_cast<std::chrono::nanoseconds>(
                   std::chrono::system_clock::now().time_since_epoch())
@@ -102,7 +101,7 @@ int32_t dsgd_log_poll(dsgd_session* session, int32_t timeout_ms, dsgd_log_record
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
-    DSGD_RETURN_IF_ERROR(call.given(record, "record"));
+    DSGD_RETURN_IF_ERROR(call.not_null(record, "record"));
     auto popped = session->log->pop(std::chrono::milliseconds(timeout_ms));
     if (!popped.ok()) return popped.status();
     *record = std::move(popped).value().release();

@@ -16,8 +16,7 @@
 #include "transport/base/status.h"
 #include "transport/network.h"
 
-struct dsgd_log_record : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("record  ");
+struct dsgd_log_record : dsgd::capi::HandleOf<dsgd_log_record> {
   static constexpr const char* kName = "dsgd_log_record";
   // Made as the record is: it takes the time of now.
   dsgd_log_record(const dsgd::LogRecord& record, uint64_t session);

@@ -8,11 +8,9 @@
 #include "core/session/session.h"
 #include "dsgd/dsgd.h"
 
-struct dsgd_memory : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("memory  ");
+struct dsgd_memory : dsgd::capi::HandleOf<dsgd_memory> {
   static constexpr const char* kName = "dsgd_memory";
-  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor)
-      : Handle(kTag), tensor(std::move(tensor)) {}
+  explicit dsgd_memory(std::shared_ptr<dsgd::TensorMemory> tensor) : tensor(std::move(tensor)) {}
 
   const std::shared_ptr<dsgd::TensorMemory> tensor;
 };

@@ -7,10 +7,9 @@
 #include "capi/src/call.h"
 #include "capi/src/session.h"
 
-struct dsgd_object : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("object  ");
+struct dsgd_object : dsgd::capi::HandleOf<dsgd_object> {
   static constexpr const char* kName = "dsgd_object";
-  explicit dsgd_object(dsgd::SharedObject object) : Handle(kTag), core(std::move(object)) {}
+  explicit dsgd_object(dsgd::SharedObject object) : core(std::move(object)) {}
 
   const dsgd::SharedObject core;
 };
@@ -21,6 +20,7 @@ using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::guard_open;
 using dsgd::capi::is_handle;
 using dsgd::capi::run_operation;
 
@@ -29,11 +29,10 @@ extern "C" {
 int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* data, size_t nbytes,
                         int32_t dtype, const int64_t* shape, size_t ndim, const dsgd_op_options* options,
                         dsgd_op** op, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
-    if (nbytes > 0) DSGD_RETURN_IF_ERROR(call.given(data, "data"));
-    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.given(shape, "shape"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
+    if (nbytes > 0) DSGD_RETURN_IF_ERROR(call.not_null(data, "data"));
+    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.not_null(shape, "shape"));
     if (ndim > dsgd::Object::kMostDimensions)
       return call.invalid("ndim is " + std::to_string(ndim) + "; an object has at most " +
                           std::to_string(dsgd::Object::kMostDimensions) + " dimensions");
@@ -50,12 +49,11 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
 
 int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_options* options,
                         dsgd_object** object, dsgd_op** op, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     if (op && object)
       return call.invalid("'object' and 'op' are both given; with an op, dsgd_op_object gives the object");
-    if (!op) DSGD_RETURN_IF_ERROR(call.given(object, "object"));
+    if (!op) DSGD_RETURN_IF_ERROR(call.not_null(object, "object"));
     std::shared_ptr<dsgd::Operation> operation;
     DSGD_RETURN_IF_ERROR(
         run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
@@ -71,7 +69,7 @@ int32_t dsgd_object_get(dsgd_session* session, const char* name, const dsgd_op_o
 int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(op));
-    DSGD_RETURN_IF_ERROR(call.given(object, "object"));
+    DSGD_RETURN_IF_ERROR(call.not_null(object, "object"));
     const dsgd::Operation& operation = *op->operation;
     if (operation.name() != "dsgd_object_get")
       return call.invalid("the op is " + operation.name() +
@@ -86,9 +84,8 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
 
 int32_t dsgd_object_delete(dsgd_session* session, const char* name, const dsgd_op_options* options,
                            dsgd_op** op, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->object_delete(name, mode, given);
     });

@@ -37,7 +37,7 @@ namespace {
 constexpr size_t kOptionsFirstSize = 24;  // sizeof(dsgd_op_options) in 1.0
 }
 
-Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Channels channels) {
+Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Options allowed) {
   if (!options) return CallOptions{};
   DSGD_RETURN_IF_ERROR(check_sized(call, options, kOptionsFirstSize, "options", "dsgd_op_options_init"));
   const dsgd_op_options given = read_sized(options);
@@ -46,13 +46,16 @@ Result<CallOptions> read_options(const Call& call, const dsgd_op_options* option
   if (given.channel >= DSGD_CHANNELS)
     return call.invalid("there is no channel " + std::to_string(static_cast<int32_t>(given.channel)) +
                         "; channels are 0 to " + std::to_string(DSGD_CHANNELS - 1));
-  if (channels == Channels::kZero && given.channel != 0)
+  if (allowed == Options::kPlain && given.channel != 0)
     return call.invalid("the channel is " + std::to_string(given.channel) +
                         "; only collectives use channels other than 0");
+  if (allowed != Options::kChannelAndStream && given.stream)
+    return call.invalid("a stream is given; only collectives with data take one, leave it NULL");
   CallOptions read;
   if (given.timeout_ms > 0) read.timeout = std::chrono::milliseconds(given.timeout_ms);
   read.channel = given.channel;
   read.user_data = given.user_data;
+  read.stream = given.stream;
   return read;
 }
 
@@ -103,7 +106,7 @@ int32_t dsgd_op_wait(dsgd_op* op, int32_t timeout_ms, dsgd_error** error) {
 int32_t dsgd_op_test(dsgd_op* op, int32_t* done, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(op));
-    DSGD_RETURN_IF_ERROR(call.given(done, "done"));
+    DSGD_RETURN_IF_ERROR(call.not_null(done, "done"));
     const bool ended = op->operation->done();
     *done = ended || op->session.expired() ? 1 : 0;
     if (ended) return op->operation->status();
@@ -122,7 +125,6 @@ int32_t dsgd_op_abort(dsgd_op* op, const char* reason, dsgd_error** error) {
 int32_t dsgd_op_step_result(const dsgd_op* op, dsgd_step_result* result, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(op));
-    DSGD_RETURN_IF_ERROR(call.given(result, "result"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_step_result(call, result));
     const dsgd::Operation& operation = *op->operation;
     if (!operation.is_step())
@@ -145,16 +147,16 @@ void dsgd_op_free(dsgd_op* op) {
       return {};
     });
   }
-  if (op->retire() && op->let_go()) delete op;
+  if (op->invalidate() && op->release()) delete op;
 }
 
 int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_t timeout_ms, size_t* count,
                         dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
-    DSGD_RETURN_IF_ERROR(call.given(ops, "ops"));
+    DSGD_RETURN_IF_ERROR(call.not_null(ops, "ops"));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
-    DSGD_RETURN_IF_ERROR(call.given(count, "count"));
+    DSGD_RETURN_IF_ERROR(call.not_null(count, "count"));
     if (max == 0) return call.invalid("argument 'max' is 0; give the room in 'ops', at least 1");
     const auto deadline = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
     for (milliseconds left(timeout_ms);;) {

@@ -40,11 +40,10 @@ class OpTable {
 
 }  // namespace dsgd::capi
 
-struct dsgd_op : dsgd::capi::KeptHandle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("op      ");
+struct dsgd_op : dsgd::capi::HandleOf<dsgd_op, dsgd::capi::CountedHandle> {
   static constexpr const char* kName = "dsgd_op";
   dsgd_op(std::weak_ptr<dsgd::Session> session, std::shared_ptr<dsgd::capi::OpTable> table)
-      : KeptHandle(kTag), session(std::move(session)), table(std::move(table)) {}
+      : session(std::move(session)), table(std::move(table)) {}
 
   std::shared_ptr<dsgd::Operation> operation;  // set by OpTable::start, then constant
   const std::weak_ptr<dsgd::Session> session;  // weak: an op that a host forgot must not keep a session open
@@ -64,9 +63,7 @@ Result<dsgd_op*> OpTable::start(const std::shared_ptr<OpTable>& self, const std:
   ops_.reserve(ops_.size() + 1);
   Ops one;
   auto entry = one.extract(one.emplace(0, op.get()).first);
-  Result<std::shared_ptr<Operation>> operation = start();
-  if (!operation.ok()) return operation.status();
-  op->operation = std::move(operation).value();
+  DSGD_RETURN_IF_ERROR(start().into(&op->operation));
   entry.key() = op->operation->id();
   ops_.insert(std::move(entry));
   return op.release();

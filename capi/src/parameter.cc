@@ -9,13 +9,13 @@
 
 namespace {
 constexpr size_t kMostDimensions = 64;
-constexpr uint32_t kKnownParameterFlags = DSGD_UNTRAINED;
 }  // namespace
 
 using dsgd::Code;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::guard_open;
 using dsgd::capi::is_handle;
 
 namespace dsgd::capi {
@@ -45,17 +45,14 @@ extern "C" {
 
 int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtype, const int64_t* shape,
                            size_t ndim, uint32_t flags, dsgd_parameter** parameter, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     DSGD_RETURN_IF_ERROR(call.dtype(dtype));
-    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.given(shape, "shape"));
+    if (ndim > 0) DSGD_RETURN_IF_ERROR(call.not_null(shape, "shape"));
     if (ndim > kMostDimensions)
       return call.invalid("ndim is " + std::to_string(ndim) + "; a parameter has at most " +
                           std::to_string(kMostDimensions) + " dimensions");
-    if (flags & ~kKnownParameterFlags)
-      return call.invalid("unknown bits in flags " + std::to_string(flags) +
-                          "; use values of enum dsgd_parameter_flag");
+    DSGD_RETURN_IF_ERROR(call.flags(flags, DSGD_UNTRAINED, "dsgd_parameter_flag"));
     auto added = session->core->add_parameter(name, static_cast<dsgd::DType>(dtype), std::span(shape, ndim),
                                               (flags & DSGD_UNTRAINED) == 0);
     if (!added.ok()) return added.status();
@@ -68,9 +65,8 @@ int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtyp
 }
 
 int32_t dsgd_parameter_set(dsgd_parameter* parameter, const char* options, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(parameter));
-    DSGD_RETURN_IF_ERROR(call.given(options, "options"));
+  return guard_open(__func__, error, parameter, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_null(options, "options"));
     return parameter->session->core->set_parameter(parameter->core, options);
   });
 }
@@ -81,9 +77,8 @@ const char* dsgd_parameter_name(const dsgd_parameter* parameter) {
 
 int32_t dsgd_replica_add(dsgd_session* session, const char* device, dsgd_replica** replica,
                          dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    if (device) DSGD_RETURN_IF_ERROR(call.named(device, "device"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    if (device) DSGD_RETURN_IF_ERROR(call.not_empty(device, "device"));
     auto added = session->core->add_replica(device ? device : "");
     if (!added.ok()) return added.status();
     auto handle = std::make_unique<dsgd_replica>(session, added.value());
@@ -99,8 +94,7 @@ const char* dsgd_replica_device(const dsgd_replica* replica) {
 }
 
 int32_t dsgd_replica_weight(dsgd_replica* replica, double weight, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(replica));
+  return guard_open(__func__, error, replica, [&](const Call&) -> Status {
     return replica->session->core->set_replica_weight(replica->core, weight);
   });
 }
@@ -110,7 +104,7 @@ int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value,
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
     if (parameter->core->nbytes() > 0) {
-      DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+      DSGD_RETURN_IF_ERROR(call.not_null(value, "value"));
       if (parameter->core->trained && !gradient) {
         return call.invalid("parameter '" + parameter->core->name +
                             "' is trained and needs a buffer for its gradient; give one, or add the "
@@ -128,7 +122,7 @@ int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** valu
                    dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
-    DSGD_RETURN_IF_ERROR(call.given(value, "value"));
+    DSGD_RETURN_IF_ERROR(call.not_null(value, "value"));
     if (parameter->core->trained && !gradient)
       return call.invalid("parameter '" + parameter->core->name +
                           "' is trained and gets a buffer for its gradient; ask for 'gradient', too");
@@ -147,7 +141,7 @@ int32_t dsgd_memory_get(dsgd_replica* replica, dsgd_parameter* parameter, dsgd_m
                         dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.open(replica, parameter));
-    DSGD_RETURN_IF_ERROR(call.given(memory, "memory"));
+    DSGD_RETURN_IF_ERROR(call.not_null(memory, "memory"));
     auto tensor = dsgd::capi::allocated_memory(call, replica, parameter);
     if (!tensor.ok()) return tensor.status();
     *memory = new dsgd_memory(std::move(tensor).value());

@@ -11,21 +11,19 @@
 #include "core/base/text.h"
 
 // Collects the transfers of an algorithm.
-struct dsgd_schedule : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("schedule");
+struct dsgd_schedule : dsgd::capi::HandleOf<dsgd_schedule> {
   static constexpr const char* kName = "dsgd_schedule";
-  explicit dsgd_schedule(std::vector<dsgd::Transfer>* transfers) : Handle(kTag), transfers(transfers) {}
+  explicit dsgd_schedule(std::vector<dsgd::Transfer>* transfers) : transfers(transfers) {}
 
   std::vector<dsgd::Transfer>* const transfers;
 };
 
 // The argument of a strategy's owner function.
-struct dsgd_placement : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("placemnt");
+struct dsgd_placement : dsgd::capi::HandleOf<dsgd_placement> {
   static constexpr const char* kName = "dsgd_placement";
   dsgd_placement(const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
                  const std::string& options)
-      : Handle(kTag), parameter(parameter), begin(begin), count(count), size(size), options(options) {}
+      : parameter(parameter), begin(begin), count(count), size(size), options(options) {}
 
   const std::string& parameter;
   const uint64_t begin, count;
@@ -40,7 +38,7 @@ constexpr size_t kLongestName = 64;
 constexpr size_t kAlgorithmFirstSize = 40;  // sizeof(dsgd_algorithm) in 1.0
 constexpr size_t kStrategyFirstSize = 40;   // sizeof(dsgd_strategy) in 1.0
 
-// The host's struct; what it points to is released with the last copy of the functions that use it.
+// Returns a shared copy of the host's struct. Calls the struct's `release` with the last reference.
 template <typename Vtable>
 std::shared_ptr<const Vtable> hold(const Vtable& given) {
   return std::shared_ptr<const Vtable>(new Vtable(given), [](const Vtable* vtable) {
@@ -75,7 +73,7 @@ Status check_function(const Call& call, bool given, const char* name) {
   return given ? Status() : call.invalid(std::string("function '") + name + "' is NULL");
 }
 
-// A function of the host's must not throw; the process survives one that does.
+// Calls a function of a plug-in. It must not throw; if it does, returns an error.
 template <typename Function>
 Result<int32_t> ask(const std::string& who, Function&& function) {
   try {
@@ -142,16 +140,12 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
                                 dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
-    DSGD_RETURN_IF_ERROR(call.given(algorithm, "algorithm"));
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     DSGD_RETURN_IF_ERROR(
         check_sized(call, algorithm, dsgd::capi::kAlgorithmFirstSize, "algorithm", "dsgd_algorithm_init"));
     const dsgd_algorithm vtable = dsgd::capi::read_sized(algorithm);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "algorithm"));
-    if (vtable.flags != 0) {
-      return call.invalid("flags are " + std::to_string(vtable.flags) +
-                          "; an algorithm has no flags yet, leave them 0");
-    }
+    DSGD_RETURN_IF_ERROR(call.flags(vtable.flags, 0, nullptr));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.allreduce != nullptr, "allreduce"));
     auto& registered = config->registered.algorithms;
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
@@ -197,17 +191,13 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
                                dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
-    DSGD_RETURN_IF_ERROR(call.given(strategy, "strategy"));
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     DSGD_RETURN_IF_ERROR(
         check_sized(call, strategy, dsgd::capi::kStrategyFirstSize, "strategy", "dsgd_strategy_init"));
     const dsgd_strategy vtable = dsgd::capi::read_sized(strategy);
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_version(call, vtable.version, "strategy"));
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_function(call, vtable.owner != nullptr, "owner"));
-    if (vtable.flags > DSGD_STRATEGY_UPDATE_AT_OWNER) {
-      return call.invalid("unknown flags " + std::to_string(vtable.flags) +
-                          "; use DSGD_STRATEGY_MEAN_AT_OWNER or DSGD_STRATEGY_UPDATE_AT_OWNER");
-    }
+    DSGD_RETURN_IF_ERROR(call.flags(vtable.flags, DSGD_STRATEGY_UPDATE_AT_OWNER, "dsgd_strategy_flags"));
     auto& registered = config->registered.strategies;
     DSGD_RETURN_IF_ERROR(
         dsgd::capi::check_name(call, name, dsgd::Strategies::built_in(), registered.count(name) > 0));

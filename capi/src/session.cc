@@ -32,8 +32,6 @@ namespace {
 
 constexpr size_t kSessionInfoFirstSize = 56;  // sizeof(dsgd_session_info) in 1.0
 
-std::chrono::milliseconds milliseconds(int32_t timeout_ms) { return std::chrono::milliseconds(timeout_ms); }
-
 // A number of an open session.
 template <typename Number, typename Read>
 Number session_number(const char* function, const dsgd_session* session, Read&& read) {
@@ -50,12 +48,10 @@ int32_t session_text(const char* function, const dsgd_session* session, char** t
                      Make&& make) {
   return guard(function, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
-    DSGD_RETURN_IF_ERROR(call.given(text, "text"));
+    DSGD_RETURN_IF_ERROR(call.not_null(text, "text"));
     const dsgd::Result<std::string> made = make(*session->core);
     if (!made.ok()) return made.status();
-    char* const copy = strdup(made.value().c_str());
-    if (!copy) throw std::bad_alloc();
-    *text = copy;
+    *text = dsgd::capi::copy_text(made.value());
     return {};
   });
 }
@@ -72,7 +68,7 @@ int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* option
                         dsgd_op** op, dsgd_error** error) {
   return guard(op ? __func__ : "dsgd_init", error, [&](const Call& call) -> Status {
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    DSGD_RETURN_IF_ERROR(call.given(session, "session"));
+    DSGD_RETURN_IF_ERROR(call.not_null(session, "session"));
     Config values = config ? config->values : dsgd::capi::environment_config();
     const auto launcher = values.apply_launcher();
     DSGD_RETURN_IF_ERROR(launcher.status());
@@ -88,10 +84,9 @@ int32_t dsgd_init_begin(const dsgd_config* config, const dsgd_op_options* option
       warning ? log->warning(text) : log->info(text);
     dsgd::Registered registered = config ? config->registered : dsgd::Registered{};
     registered.backends.emplace("cuda", dsgd::capi::load_cuda);
-    registered.check_host_memory = dsgd::capi::check_host_memory;
-    auto core = dsgd::Session::make(values, std::move(environment), std::move(log), registered);
-    if (!core.ok()) return core.status();
-    made->core = std::move(core).value();
+    registered.locate = dsgd::capi::locate;
+    DSGD_RETURN_IF_ERROR(
+        dsgd::Session::make(values, std::move(environment), std::move(log), registered).into(&made->core));
     DSGD_RETURN_IF_ERROR(run_operation(call, made.get(), options, op,
                                        [&](dsgd::Session::Mode mode, const dsgd::CallOptions& given) {
                                          return made->core->join(mode, given);
@@ -105,7 +100,7 @@ int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
-    Status status = session->core->close(milliseconds(timeout_ms));
+    Status status = session->core->close(std::chrono::milliseconds(timeout_ms));
     if (session->core->closed()) session->log->close();
     return status;
   });
@@ -114,7 +109,7 @@ int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error
 void dsgd_session_free(dsgd_session* session) {
   // Other threads may be in calls on the session: these end now.
   dsgd_close(session, 0, nullptr);
-  if (dsgd::capi::is_handle(session) && session->retire() && session->let_go()) delete session;
+  if (dsgd::capi::is_handle(session) && session->invalidate() && session->release()) delete session;
 }
 
 int32_t dsgd_finalize(dsgd_session* session) {
@@ -158,7 +153,6 @@ int32_t dsgd_session_info_init(dsgd_session_info* info, size_t struct_size) {
 int32_t dsgd_session_info_read(const dsgd_session* session, dsgd_session_info* info, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
-    DSGD_RETURN_IF_ERROR(call.given(info, "info"));
     DSGD_RETURN_IF_ERROR(
         dsgd::capi::check_sized(call, info, kSessionInfoFirstSize, "info", "dsgd_session_info_init"));
     const dsgd::SessionInfo core = session->core->info();

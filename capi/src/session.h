@@ -14,19 +14,17 @@
 #include "core/session/session.h"
 #include "dsgd/dsgd.h"
 
-struct dsgd_parameter : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("paramete");
+struct dsgd_parameter : dsgd::capi::HandleOf<dsgd_parameter> {
   static constexpr const char* kName = "dsgd_parameter";
-  dsgd_parameter(dsgd_session* session, dsgd::Parameter* core) : Handle(kTag), session(session), core(core) {}
+  dsgd_parameter(dsgd_session* session, dsgd::Parameter* core) : session(session), core(core) {}
 
   dsgd_session* const session;
   dsgd::Parameter* const core;
 };
 
-struct dsgd_replica : dsgd::capi::Handle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("replica ");
+struct dsgd_replica : dsgd::capi::HandleOf<dsgd_replica> {
   static constexpr const char* kName = "dsgd_replica";
-  dsgd_replica(dsgd_session* session, dsgd::Replica* core) : Handle(kTag), session(session), core(core) {}
+  dsgd_replica(dsgd_session* session, dsgd::Replica* core) : session(session), core(core) {}
 
   dsgd_session* const session;
   dsgd::Replica* const core;
@@ -39,11 +37,10 @@ namespace dsgd::capi {
 uint64_t next_session_id();  // unique in the process; from 1
 }
 
-struct dsgd_session : dsgd::capi::KeptHandle {
-  static constexpr uint64_t kTag = dsgd::capi::tag_of("session ");
+struct dsgd_session : dsgd::capi::HandleOf<dsgd_session, dsgd::capi::CountedHandle> {
   static constexpr const char* kName = "dsgd_session";
   explicit dsgd_session(std::unique_ptr<dsgd::transport::Notifier> log_notifier)
-      : KeptHandle(kTag), log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
+      : log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
   ~dsgd_session() {
     core.reset();  // first: its operations use the members below
     log->close();
@@ -62,27 +59,33 @@ struct dsgd_session : dsgd::capi::KeptHandle {
 
 namespace dsgd::capi {
 
-enum class Channels { kZero, kAny };  // which channels a call may use
+// Fields of dsgd_op_options that a call accepts besides timeout_ms and user_data. kPlain: none.
+enum class Options { kPlain, kChannel, kChannelAndStream };
 
 // Checks the options of a call; NULL gives the defaults.
-Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Channels channels);
+Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Options allowed);
 
-// The body of every function that starts work: with `op` NULL it waits for the end, else it hands the handle
-// out. start(mode, options) begins the operation.
+// The end of every function that starts work: with `op` NULL it waits for the end, else it hands the handle
+// out. start(mode) begins the operation.
 template <typename Start>
-Status run_operation(const Call& call, dsgd_session* session, const dsgd_op_options* options, dsgd_op** op,
-                     Start&& start, Channels channels = Channels::kZero) {
-  const Result<CallOptions> given = read_options(call, options, channels);
-  if (!given.ok()) return given.status();
+Status run_operation(dsgd_session* session, dsgd_op** op, Start&& start) {
   if (op) {
-    auto started = session->ops->start(session->ops, session->core,
-                                       [&] { return start(Session::Mode::kQueue, given.value()); });
+    auto started =
+        session->ops->start(session->ops, session->core, [&] { return start(Session::Mode::kQueue); });
     if (!started.ok()) return started.status();
     *op = started.value();
     return {};
   }
-  Result<std::shared_ptr<Operation>> operation = start(Session::Mode::kWait, given.value());
+  Result<std::shared_ptr<Operation>> operation = start(Session::Mode::kWait);
   return operation.ok() ? operation.value()->status() : operation.status();
+}
+// Reads the options, too: start(mode, options).
+template <typename Start>
+Status run_operation(const Call& call, dsgd_session* session, const dsgd_op_options* options, dsgd_op** op,
+                     Start&& start, Options allowed = Options::kPlain) {
+  const Result<CallOptions> given = read_options(call, options, allowed);
+  if (!given.ok()) return given.status();
+  return run_operation(session, op, [&](Session::Mode mode) { return start(mode, given.value()); });
 }
 
 }  // namespace dsgd::capi

@@ -20,7 +20,7 @@ inline constexpr size_t kLargestStruct = 4096;  // above it a struct_size is gar
 template <typename T>
 Status init_sized(const Call& call, T* target, size_t struct_size, T defaults, size_t first_size,
                   const char* argument) {
-  DSGD_RETURN_IF_ERROR(call.given(target, argument));
+  DSGD_RETURN_IF_ERROR(call.not_null(target, argument));
   if (struct_size < first_size || struct_size > kLargestStruct)
     return call.invalid("struct_size " + std::to_string(struct_size) + " is outside " +
                         std::to_string(first_size) + " to " + std::to_string(kLargestStruct) +
@@ -35,6 +35,7 @@ Status init_sized(const Call& call, T* target, size_t struct_size, T defaults, s
 template <typename T>
 Status check_sized(const Call& call, const T* given, size_t first_size, const char* argument,
                    const char* init_function) {
+  DSGD_RETURN_IF_ERROR(call.not_null(given, argument));
   const size_t size = given->struct_size;
   if (size < first_size || size > kLargestStruct)
     return call.invalid(std::string("argument '") + argument + "' has struct_size " + std::to_string(size) +

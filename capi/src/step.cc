@@ -41,6 +41,9 @@ void write_step_result(dsgd_step_result* target, const StepResult& result) {
   copy.stop = result.stop;
   copy.weight = result.weight;
   copy.gradient_norm = result.gradient_norm;
+  copy.nonfinite = result.nonfinite;
+  copy.nonfinite_rank = result.nonfinite_rank;
+  copy.skipped = result.skipped;
   write_sized(target, copy);
 }
 
@@ -51,6 +54,7 @@ using dsgd::Session;
 using dsgd::Status;
 using dsgd::capi::Call;
 using dsgd::capi::guard;
+using dsgd::capi::guard_open;
 using dsgd::capi::run_operation;
 
 extern "C" {
@@ -59,14 +63,14 @@ int32_t dsgd_step_result_init(dsgd_step_result* result, size_t struct_size) {
   return guard(__func__, nullptr, [&](const Call& call) -> Status {
     dsgd_step_result defaults{};
     defaults.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+    defaults.nonfinite_rank = -1;
     return init_sized(call, result, struct_size, defaults, dsgd::capi::kStepResultFirstSize, "result");
   });
 }
 
 int32_t dsgd_optimizer_set(dsgd_session* session, const char* name, const char* options, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     const bool none = std::string(name) == "none";
     if (const auto* parameter = none ? dsgd::capi::read_only_gradient(session) : nullptr)
       return call.invalid(
@@ -81,8 +85,7 @@ int32_t dsgd_optimizer_set(dsgd_session* session, const char* name, const char* 
 }
 
 int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
     if (!std::isfinite(rate) || rate < 0)
       return call.invalid("rate is " + dsgd::number_text(rate) +
                           "; a learning rate is finite and not negative");
@@ -92,9 +95,8 @@ int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** 
 
 int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options,
                           const dsgd_op_options* op_options, dsgd_op** op, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.named(name, "name"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     return run_operation(call, session, op_options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->set_strategy(name, options ? options : "", mode, given);
     });
@@ -102,8 +104,7 @@ int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* o
 }
 
 int32_t dsgd_start(dsgd_session* session, const dsgd_op_options* options, dsgd_op** op, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->start(mode, given);
     });
@@ -111,8 +112,7 @@ int32_t dsgd_start(dsgd_session* session, const dsgd_op_options* options, dsgd_o
 }
 
 int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
     if (result) DSGD_RETURN_IF_ERROR(dsgd::capi::check_step_result(call, result));
     dsgd::StepResult stepped;
     DSGD_RETURN_IF_ERROR(session->core->step(weight, &stepped));
@@ -123,9 +123,8 @@ int32_t dsgd_step(dsgd_session* session, double weight, dsgd_step_result* result
 
 int32_t dsgd_step_begin(dsgd_session* session, double weight, const dsgd_op_options* options, dsgd_op** op,
                         dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.given(op, "op"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_null(op, "op"));
     return run_operation(call, session, options, op, [&](Session::Mode, const CallOptions& given) {
       return session->core->step_begin(weight, given);
     });
@@ -142,9 +141,8 @@ int32_t dsgd_gradient_ready(dsgd_replica* replica, dsgd_parameter* parameter, vo
 
 int32_t dsgd_gradients_ready(dsgd_replica* replica, dsgd_parameter* const* parameters, size_t count,
                              void* stream, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(replica));
-    if (count > 0) DSGD_RETURN_IF_ERROR(call.given(parameters, "parameters"));
+  return guard_open(__func__, error, replica, [&](const Call& call) -> Status {
+    if (count > 0) DSGD_RETURN_IF_ERROR(call.not_null(parameters, "parameters"));
     std::vector<dsgd::Parameter*> cores;
     for (size_t i = 0; i < count; ++i) {
       DSGD_RETURN_IF_ERROR(call.handle(parameters[i], ("parameters[" + std::to_string(i) + "]").c_str()));
@@ -156,8 +154,7 @@ int32_t dsgd_gradients_ready(dsgd_replica* replica, dsgd_parameter* const* param
 }
 
 int32_t dsgd_stream_wait(dsgd_replica* replica, void* stream, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(replica));
+  return guard_open(__func__, error, replica, [&](const Call&) -> Status {
     return replica->session->core->stream_wait(replica->core, stream);
   });
 }
@@ -170,10 +167,8 @@ int32_t dsgd_gradient_absent(dsgd_replica* replica, dsgd_parameter* parameter, d
 }
 
 int32_t dsgd_step_flush(dsgd_session* session, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    return session->core->step_flush();
-  });
+  return guard_open(__func__, error, session,
+                    [&](const Call&) -> Status { return session->core->step_flush(); });
 }
 
 int32_t dsgd_stop_request(dsgd_session* session, dsgd_error** error) {
@@ -187,9 +182,8 @@ int32_t dsgd_stop_request(dsgd_session* session, dsgd_error** error) {
 }
 
 int32_t dsgd_digest(dsgd_session* session, uint64_t* digest, dsgd_error** error) {
-  return guard(__func__, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    DSGD_RETURN_IF_ERROR(call.given(digest, "digest"));
+  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.not_null(digest, "digest"));
     auto value = session->core->digest();
     if (!value.ok()) return value.status();
     *digest = value.value();

@@ -32,6 +32,8 @@ static_assert(static_cast<int32_t>(dsgd::Code::kInternal) == DSGD_ERR_INTERNAL);
 static_assert(static_cast<int32_t>(dsgd::Code::kDiverged) == DSGD_ERR_DIVERGED);
 static_assert(static_cast<int32_t>(dsgd::Code::kCorrupted) == DSGD_ERR_CORRUPTED);
 static_assert(static_cast<int32_t>(dsgd::Code::kViewChanged) == DSGD_ERR_VIEW_CHANGED);
+static_assert(static_cast<int32_t>(dsgd::Code::kNonFinite) == DSGD_ERR_NON_FINITE);
+static_assert(static_cast<int32_t>(dsgd::Code::kEvicted) == DSGD_ERR_EVICTED);
 
 static_assert(static_cast<int32_t>(dsgd::DType::kFloat32) == DSGD_FLOAT32);
 static_assert(static_cast<int32_t>(dsgd::DType::kFloat64) == DSGD_FLOAT64);

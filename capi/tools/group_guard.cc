@@ -46,7 +46,8 @@ void tell(int pipe, pid_t number) { [[maybe_unused]] const ssize_t n = write(pip
 
 GroupGuard::GroupGuard() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(std::string("no pipe: ") + std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    throw Failure(std::string("cannot create a pipe: ") + std::strerror(errno));
   pid_ = fork();
   if (pid_ < 0) throw Failure(std::string("cannot fork: ") + std::strerror(errno));
   if (pid_ == 0) {

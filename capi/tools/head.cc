@@ -14,6 +14,7 @@
 #include "capi/tools/machine_addresses.h"
 #include "capi/tools/remote.h"
 #include "capi/tools/tool.h"
+#include "core/base/address.h"
 
 namespace dsgd_tool {
 namespace {
@@ -27,11 +28,6 @@ struct Options {
   bool supervised = false;
 };
 
-void set(const OwnedConfig& config, const std::string& key, const std::string& value) {
-  dsgd_error* error = nullptr;
-  check(dsgd_config_set(config.get(), key.c_str(), value.c_str(), &error), error);
-}
-
 void print_log(const dsgd_log_record* record, void*) {
   std::fprintf(stderr, "dsgd: %s: %s\n", level_name(dsgd_log_record_level(record)),
                dsgd_log_record_message(record));
@@ -39,12 +35,11 @@ void print_log(const dsgd_log_record* record, void*) {
 
 // 0.0.0.0 and [::] are not addresses that other machines can connect to. Prints those that are.
 void explain_any_address(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  const std::string host = address.substr(0, colon), port = address.substr(colon);
-  if (host != "0.0.0.0" && host != "[::]") return;
+  if (!dsgd::is_any_interface(address)) return;
+  const std::string host = dsgd::host_of(address);
   std::string known;
   for (const auto& own : machine_addresses(host == "[::]"))
-    known += (known.empty() ? ": " : ", ") + own + port;
+    known += (known.empty() ? ": " : ", ") + own + ":" + dsgd::port_of(address);
   std::fprintf(stderr, "dsgd head: workers elsewhere need this machine's address as head, instead of %s%s\n",
                host.c_str(), known.c_str());
 }
@@ -58,30 +53,27 @@ bool is_abandoned(const Options& options) {
 
 int run_head(const Options& options) {
   if (options.supervised) take_environment();
-  // Blocked before any thread exists, so that sigtimedwait gets them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // While dsgd_head_start blocks, a signal ends the process at once: no head serves yet. The
+  // handler is needed because process 1 of a container ignores signals that have none.
+  for (const int number : {SIGINT, SIGTERM}) std::signal(number, [](int n) { _exit(128 + n); });
 
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
-  if (!options.file.empty()) check(dsgd_config_load(config.get(), options.file.c_str(), &error), error);
-  if (!options.listen.empty()) set(config, "head", options.listen);
-  if (!options.job.empty()) set(config, "job", options.job);
-  if (!options.token.empty()) set(config, "token", options.token);
-  if (options.num_workers) set(config, "num_workers", std::to_string(options.num_workers));
-  for (const auto& text : options.settings) {
-    const Setting setting = parse_setting(text);
-    set(config, setting.key, setting.value);
-  }
+  std::vector<Setting> own = {{"head", options.listen}, {"job", options.job}, {"token", options.token}};
+  if (options.num_workers) own.push_back({"num_workers", std::to_string(options.num_workers)});
+  configure(config, options.file, own, options.settings);
   if (!*dsgd_config_value(config.get(), "head"))
     throw Failure("no address to listen on; give --listen HOST:PORT (port 0: any), or set DSGD_HEAD");
   check(dsgd_config_log_hook(config.get(), print_log, nullptr, &error), error);
 
   OwnedHead head;
   check(dsgd_head_start(config.get(), head.out(), &error), error);
+  // From here on sigtimedwait takes the signals. The threads of dsgd block all signals.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::printf("%s\n", dsgd_head_address(head.get()));
   std::fflush(stdout);
   explain_any_address(dsgd_head_address(head.get()));
@@ -118,7 +110,11 @@ Command add_head(CLI::App& app) {
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(
       "Prints the address it listens on, then serves the job until all workers have left (status 0),\n"
-      "the job broke (status 1), or SIGINT or SIGTERM comes.");
+      "the job broke (status 1), or SIGINT or SIGTERM comes. With --set head_state=FILE the head may be\n"
+      "stopped or killed, and started again by the same command: it goes on with the job, which trains on\n"
+      "meanwhile, for head_timeout. FILE is removed when the job ends. With\n"
+      "--set head_state=etcd://HOST:PORT,HOST:PORT/PREFIX several heads of a job may run: one serves,\n"
+      "and when it is lost, another one does. The workers' key head then lists the addresses of all.");
   return [options] { return run_head(*options); };
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -16,12 +15,10 @@ namespace dsgd_tool {
 namespace {
 
 uint32_t parse_workers(const std::string& where, const std::string& text) {
-  char* end = nullptr;
-  const unsigned long count = std::strtoul(text.c_str(), &end, 10);
-  if (text.empty() || *end || text[0] == '-' || count < 1 || count > kMostWorkers)
+  if (!whole_number(1, kMostWorkers)(text).empty())
     throw UsageError(where,
                      "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
-  return static_cast<uint32_t>(count);
+  return static_cast<uint32_t>(std::stoul(text));
 }
 
 // An IPv6 address needs brackets if a number follows.

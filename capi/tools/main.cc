@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "capi/tools/run.h"
 #include "capi/tools/run_words.h"
 #include "capi/tools/tool.h"
+#include "core/base/integer.h"
 #include "core/config/nearest.h"
 
 namespace dsgd_tool {
@@ -43,12 +43,23 @@ Setting parse_setting(const std::string& text) {
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
+void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
+               const std::vector<std::string>& settings) {
+  dsgd_error* error = nullptr;
+  const auto set = [&](const Setting& setting) {
+    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
+  };
+  if (!file.empty()) check(dsgd_config_load(config.get(), file.c_str(), &error), error);
+  for (const Setting& setting : own) {
+    if (!setting.value.empty()) set(setting);
+  }
+  for (const std::string& text : settings) set(parse_setting(text));
+}
+
 std::function<std::string(const std::string&)> whole_number(int least, int most) {
   return [least, most](const std::string& text) -> std::string {
-    int number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error == std::errc() && end == text.data() + text.size() && least <= number && number <= most)
-      return "";
+    const auto number = dsgd::parse_integer(text);
+    if (number && least <= *number && *number <= most) return "";
     return "'" + text + "' is not a whole number from " + std::to_string(least) + " to " +
            std::to_string(most);
   };
@@ -113,18 +124,23 @@ int run_tool(int argc, char** argv) {
   for (const std::string& word : own)
     if (word.starts_with("-ho")) return refuse(unknown_word_fault(word));
 
-  CLI::App app("Data-parallel training: run local workers, run the head of a job, list the configuration.",
-               "dsgd");
+  CLI::App app(
+      "Data-parallel training: run local workers, run the head of a job, show its state, scale it, list the "
+      "configuration.",
+      "dsgd");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("dsgd ") + dsgd_version_string());
   CLI::App& run = *app.add_subcommand("run", "Run local workers of one job");
   CLI::App& head = *app.add_subcommand("head", "Run the head of a job");
+  CLI::App& status = *app.add_subcommand("status", "Show the state of a job and of its workers");
+  CLI::App& scale = *app.add_subcommand("scale", "Set the number of workers of a running job");
   CLI::App& config = *app.add_subcommand("config", "List all configuration keys");
   CLI::App& version = *app.add_subcommand("version", "Print the version");
-  const std::pair<const CLI::App*, Command> commands[] = {{&run, add_run(run, std::move(words))},
-                                                          {&head, add_head(head)},
-                                                          {&config, add_config(config)},
-                                                          {&version, add_version(version)}};
+  const Command print_version = [] { return std::printf("dsgd %s\n", dsgd_version_string()) < 0; };
+  const std::pair<const CLI::App*, Command> commands[] = {
+      {&run, add_run(run, std::move(words))}, {&head, add_head(head)},
+      {&status, add_status(status)},          {&scale, add_scale(scale)},
+      {&config, add_config(config)},          {&version, print_version}};
   try {
     std::reverse(own.begin(), own.end());  // as CLI11 wants it
     app.parse(own);

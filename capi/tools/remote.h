@@ -4,12 +4,15 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dsgd_tool {
 
 // A supervised `dsgd run` writes this line first. It tells the supervisor that ssh has reached the host.
 inline constexpr const char* kGreeting = "dsgd run: started";
+// The beginning of a line with a worker's report that it waits for the job to begin, or has joined it.
+inline constexpr std::string_view kReport = "dsgd run: report ";
 // The text that take_environment() reads.
 std::string environment_block(const std::map<std::string, std::string>& variables);
 // Sets the variables that standard input gives. Throws a Failure if it ends too early.

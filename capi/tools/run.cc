@@ -1,4 +1,4 @@
-// `dsgd run`: starts the workers of one job on this node and sees them to their end.
+// The command line of `dsgd run`, which starts the workers of one job on this node.
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -7,35 +7,38 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "capi/tools/remote.h"
 #include "capi/tools/run.h"
+#include "capi/tools/run_job.h"
 #include "capi/tools/run_words.h"
 #include "capi/tools/supervisor.h"
-#include "core/config/launcher.h"
 
 namespace dsgd_tool {
 namespace {
 
 constexpr double kLongestGrace = 24 * 3600;
+constexpr int kMostRestarts = 1000000;
 
-// Keys that are different for each worker, or that the workers here decide: what says them instead of --set.
+// Keys that `dsgd run` sets for each worker itself, each with the advice for a user who sets it by --set.
 const std::map<std::string, std::string> kOwnKeys = {
     {"embed_head", "it is always 'never', since the head runs here or at --head"},
     {"head", "use --head"},
+    {"head_state",
+     "it is always empty, since the head ends with dsgd run; start a head with `dsgd head`, and use --head"},
     {"num_workers", "use -n, and with --head also --num-workers"},
     {"rank", "use --first-rank, with --head"},
     {"supervisor", "leave it out: the workers report to this dsgd run"},
     {"worker_id", "each worker's is worker-RANK"}};
-
-bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
 // Returns what to do instead of setting the key; "" if it may be set.
 std::string own_key_fault(const std::string& key) {
@@ -101,6 +104,8 @@ bool is_set(const char* variable) {
   return value && *value;
 }
 
+bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
+
 std::string random_token() {
   unsigned char bytes[16];
   if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
@@ -149,63 +154,11 @@ void check_settings(const std::vector<Setting>& settings) {
   }
 }
 
+std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name) {
+  return options.no_prefix ? std::optional<std::string>() : "[" + name + "] ";
+}
+
 namespace {
-
-void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
-  dsgd_error* error = nullptr;
-  for (const auto& setting : settings) {
-    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head does not use them
-    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
-  }
-}
-
-// Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
-void warn_if_started_several_times(const std::vector<Setting>& settings) {
-  OwnedConfig config(dsgd_config_new());
-  apply_to_config(settings, config);
-  if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
-  const auto starter = dsgd::config::find_starter(own_environment());
-  if (!starter) return;
-  const std::string what = starter->launcher + (starter->understood ? " has" : " seems to have") +
-                           " started several `dsgd run` processes (" + starter->evidence +
-                           "), and each starts its own job";
-  const std::string remedy = starter->understood ? "let it start COMMAND without `dsgd run`, or " : "";
-  std::fprintf(stderr, "dsgd run: warning: %s; %sgive all of them one --head, or set launcher=none\n",
-               what.c_str(), remedy.c_str());
-}
-
-// The log of the head in this process.
-struct HeadLog {
-  explicit HeadLog(int32_t level) : level(level) {}
-  static void take(const dsgd_log_record* record, void* user) {
-    if (dsgd_log_record_level(record) > static_cast<const HeadLog*>(user)->level) return;
-    std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)),
-                 dsgd_log_record_message(record));
-  }
-  const int32_t level;  // of the least important records that are printed; -1: none is
-};
-
-// Starts a head in this process and tells the workers how to reach it.
-void start_head(std::vector<Setting>* settings, HeadLog* log, OwnedHead* head) {
-  OwnedConfig config(dsgd_config_new());
-  dsgd_error* error = nullptr;
-  const bool token_is_given = std::any_of(settings->begin(), settings->end(),
-                                          [](const Setting& setting) { return setting.key == "token"; });
-  if (!token_is_given && !is_set("DSGD_TOKEN")) settings->push_back({"token", random_token()});
-  apply_to_config(*settings, config);
-  check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
-  check(dsgd_config_set(config.get(), "log_level", "info", &error), error);
-  check(dsgd_config_log_hook(config.get(), HeadLog::take, log, &error), error);
-  check(dsgd_head_start(config.get(), head->out(), &error), error);
-  settings->push_back({"head", dsgd_head_address(head->get())});
-}
-
-// Checks rules between keys: starts a head, which does the checks and warns, and stops it at once.
-void check_together(std::vector<Setting> settings) {
-  HeadLog log(DSGD_LOG_WARNING);
-  OwnedHead head;
-  start_head(&settings, &log, &head);
-}
 
 std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_workers) {
   auto settings = common_settings(options);
@@ -229,63 +182,40 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
     std::printf("%s\n", kGreeting);
     std::fflush(stdout);
   }
-  const auto parts = parse_parts(words, options.separator, options.workers);
+  const auto groups = parse_command_groups(words, options.separator, options.workers);
   uint32_t local_workers = 0;
-  for (const auto& part : parts) local_workers += part.workers;
+  for (const auto& group : groups) local_workers += group.workers;
   if (!options.hosts.empty() || !options.hostfile.empty())
-    return run_on_hosts(options, words, local_workers, parts.size() == 1);
+    return run_on_hosts(options, words, local_workers, groups.size() == 1);
+  if (options.restarts > 0 && head_is_elsewhere(options))
+    throw UsageError(
+        "--restarts",
+        "the head at --head (or DSGD_HEAD) serves one job; leave --restarts out, and start it again "
+        "with the workers");
   const uint32_t all_workers = count_workers(options, local_workers);
-  auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
+  const auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
 
   // Before the head: it blocks signals, and threads inherit that.
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(options.grace_seconds)));
-  if (options.supervised) supervisor.end_with(STDIN_FILENO);
-  const auto prefix = [&](const std::string& name) {
-    return options.no_prefix ? std::optional<std::string>() : "[" + name + "] ";
-  };
+  if (options.supervised) {
+    supervisor.end_when_closed(STDIN_FILENO);
+    supervisor.reports().pass_on();
+  }
   if (!options.init.empty()) {
-    supervisor.start({"command", "init", {"/bin/sh", "-c", options.init}, settings, prefix("init")});
+    supervisor.start(
+        {"command", "init", {"/bin/sh", "-c", options.init}, settings, prefix_of(options, "init")});
     if (const int status = supervisor.wait()) return status;
   }
 
-  HeadLog log(options.verbose ? DSGD_LOG_INFO : -1);
-  OwnedHead head;
-  const bool head_is_here = !head_is_elsewhere(options);
-  if (head_is_here) {
-    warn_if_started_several_times(settings);
-    start_head(&settings, &log, &head);
+  for (uint32_t restarts = options.restarts;;) {
+    const int status = run_job(options, groups, settings, &supervisor, &restarts);
+    if (status == 0 || restarts == 0 || supervisor.interrupted()) return status;
+    --restarts;
+    std::fprintf(stderr, "dsgd run: starting all workers again (restart %u of %u)\n",
+                 options.restarts - restarts, options.restarts);
+    supervisor.reset();
   }
-  // Only the host of rank 0 reports, so that each message appears once.
-  const bool reports = !options.supervised || options.first_rank == 0;
-  if (reports) {
-    const std::string address = head_is_here           ? dsgd_head_address(head.get())
-                                : options.head.empty() ? std::getenv("DSGD_HEAD")
-                                                       : options.head;
-    supervisor.announce_joins(std::make_shared<WaitNote>("the head at " + address, !head_is_here),
-                              std::make_shared<WaitNote>("the other workers"));
-  }
-  uint32_t rank = options.first_rank;
-  for (const auto& part : parts) {
-    for (uint32_t i = 0; i < part.workers; ++i, ++rank) {
-      const std::string name = std::to_string(rank);
-      auto own = settings;
-      own.push_back({"rank", name});
-      own.push_back({"worker_id", "worker-" + name});
-      own.push_back({"supervisor", supervisor.address()});
-      Child worker{"worker", name, part.command, own, prefix(name)};
-      worker.first_rank = static_cast<int>(rank);
-      worker.workers = 1;
-      supervisor.start(worker);
-    }
-  }
-  const int status = supervisor.wait();
-  if (status == 0 && reports && !supervisor.any_joined())
-    std::fprintf(stderr,
-                 "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
-                 "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is "
-                 "given\n");
-  return status;
 }
 
 // CLI11 does not know what comes after "--".
@@ -343,6 +273,14 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_option("--hostfile", options->hostfile,
                  "File with lines HOST, HOST:WORKERS or HOST slots=WORKERS, as --hosts")
       ->excludes("--hosts");
+  app.add_option(
+         "--restarts", options->restarts,
+         "Number of restarts after a failure (default 0). If the job goes on without the worker "
+         "(min_workers), only that worker is started again; otherwise all workers are, and continue from "
+         "their last checkpoint if the program loads it")
+      ->check(whole_number(0, kMostRestarts))
+      ->excludes("--hosts")
+      ->excludes("--hostfile");
   app.add_option("--env", options->variables,
                  "With --hosts: an environment variable for the hosts, NAME or NAME=VALUE; may be repeated. "
                  "DSGD_* go along")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@
 namespace dsgd_tool {
 
 struct RunOptions {
-  uint32_t workers = 1, num_workers = 0, first_rank = 0;
+  uint32_t workers = 1, num_workers = 0, first_rank = 0, restarts = 0;
   std::string head, job, init, file, separator = ":";
   std::vector<std::string> settings;
   double grace_seconds = 10;
@@ -21,6 +22,9 @@ struct RunOptions {
 
 // An empty variable counts as not set, as in the library.
 bool is_set(const char* variable);
+bool head_is_elsewhere(const RunOptions& options);
+// Of the lines of a child with this name; none with --no-prefix.
+std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name);
 std::string random_token();
 // Settings that the command line and its file give to all workers; later ones are stronger.
 std::vector<Setting> common_settings(const RunOptions& options);

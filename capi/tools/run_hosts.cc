@@ -154,9 +154,14 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     child.input = environment_block(variables);
     const auto note = ssh_note(host);
     supervisor.announce(note);
-    child.on_line = [note](const std::string& line) {
-      if (line != kGreeting) return false;
-      note->end();
+    child.on_line = [note, &supervisor](const std::string& line) {
+      if (line == kGreeting) {
+        note->end();
+      } else if (line.starts_with(kReport)) {
+        supervisor.reports().note(line.substr(kReport.size()));
+      } else {
+        return false;
+      }
       return true;
     };
     child.first_rank = static_cast<int>(rank);

@@ -48,14 +48,14 @@ void check_command(const std::vector<std::string>& command) {
     throw UsageError("COMMAND", "a command is missing: dsgd run -n 4 -- COMMAND [ARGUMENT...]");
   if (find_others(command[0])) throw UsageError("COMMAND", unknown_word_fault(command[0]));
   if (command[0].starts_with('-'))
-    throw UsageError("COMMAND", "'" + command[0] +
-                                    "' stands where a command begins; write options before the first --, of "
-                                    "which -n may also stand before a further command");
+    throw UsageError("COMMAND", "expected a command, found the option '" + command[0] +
+                                    "'; write options before the first --, except -n, which may also stand "
+                                    "before each further command");
 }
 
-// A part after the first: [-n N] [--] COMMAND ARGUMENT...
-Part parse_part(const std::vector<std::string>& words) {
-  Part part{1, {}};
+// A group after the first: [-n N] [--] COMMAND ARGUMENT...
+CommandGroup parse_command_group(const std::vector<std::string>& words) {
+  CommandGroup group{1, {}};
   auto next = words.begin();
   const auto take_count = [&](const std::string& option) {
     if (next == words.end() || !next->starts_with(option)) return;
@@ -66,21 +66,21 @@ Part parse_part(const std::vector<std::string>& words) {
     } else if (count[0] == '=') {
       count.erase(0, 1);
     }
-    part.workers = parse_count(count);
+    group.workers = parse_count(count);
   };
   if (next != words.end() && !find_others(*next)) {
     take_count("-n");
     if (next == words.begin()) take_count("--workers");
   }
   if (next != words.end() && *next == "--") ++next;
-  part.command.assign(next, words.end());
-  return part;
+  group.command.assign(next, words.end());
+  return group;
 }
 
 }  // namespace
 
-std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::string& separator,
-                              uint32_t workers) {
+std::vector<CommandGroup> parse_command_groups(const std::vector<std::string>& words,
+                                               const std::string& separator, uint32_t workers) {
   std::vector<std::vector<std::string>> pieces(1);
   for (const auto& word : words) {
     if (word == separator) {
@@ -89,10 +89,10 @@ std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::
       pieces.back().push_back(word);
     }
   }
-  std::vector<Part> parts{{workers, pieces[0]}};
-  for (size_t i = 1; i < pieces.size(); ++i) parts.push_back(parse_part(pieces[i]));
-  for (const Part& part : parts) check_command(part.command);
-  return parts;
+  std::vector<CommandGroup> groups{{workers, pieces[0]}};
+  for (size_t i = 1; i < pieces.size(); ++i) groups.push_back(parse_command_group(pieces[i]));
+  for (const CommandGroup& group : groups) check_command(group.command);
+  return groups;
 }
 
 // CLI11 reads mpirun's -np as -n with the value p.

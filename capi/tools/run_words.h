@@ -8,15 +8,15 @@
 namespace dsgd_tool {
 
 // Some workers with the same command line.
-struct Part {
+struct CommandGroup {
   uint32_t workers;
   std::vector<std::string> command;
 };
 
 // Reads the words after "--", of which `separator` divides the commands. `workers` are those of the first
 // one. Throws a UsageError.
-std::vector<Part> parse_parts(const std::vector<std::string>& words, const std::string& separator,
-                              uint32_t workers);
+std::vector<CommandGroup> parse_command_groups(const std::vector<std::string>& words,
+                                               const std::string& separator, uint32_t workers);
 
 // Returns the error in the value of -n, or "".
 std::string count_fault(const std::string& text);

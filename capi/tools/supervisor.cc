@@ -28,7 +28,8 @@ struct Pipe {
   int read = -1, write = -1;
   Pipe() {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) throw Failure(std::string("no pipe: ") + std::strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) != 0)
+      throw Failure(std::string("cannot create a pipe: ") + std::strerror(errno));
     read = ends[0];
     write = ends[1];
   }
@@ -94,33 +95,23 @@ std::map<std::string, std::string, std::less<>> own_environment() {
   return variables;
 }
 
-struct Supervisor::Running {
-  Running(const Child& child, pid_t pid)
-      : kind(child.kind),
-        name(child.name),
-        command(child.command[0]),
-        service(child.service),
-        first_rank(child.first_rank),
-        workers(child.workers),
-        pid(pid) {}
+struct Supervisor::Running : Child {
+  Running(const Child& child, pid_t pid) : Child(child), pid(pid) {}
   ~Running() {
     close_input();
     if (pidfd >= 0) close(pidfd);
   }
   void close_input() {
-    if (input >= 0) close(std::exchange(input, -1));
+    if (input_fd >= 0) close(std::exchange(input_fd, -1));
   }
-
-  const std::string kind, name, command;
   bool runs_rank(int rank) const {
     return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
   }
 
-  const bool service;
   bool succeeded = false;  // it has ended with status 0
-  const int first_rank, workers;
-  pid_t pid;  // also its process group; 0 once it has been reaped
-  int pidfd = -1, input = -1;
+  bool dismissed = false;  // its end has been asked for, and is no failure
+  pid_t pid;               // also its process group; 0 once it has been reaped
+  int pidfd = -1, input_fd = -1;
   std::unique_ptr<LineOutput> output, errors;
 };
 
@@ -136,7 +127,7 @@ Supervisor::Supervisor(std::chrono::milliseconds grace) : grace_(grace) {
   signal_fd_ = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
   exits_ = epoll_create1(EPOLL_CLOEXEC);
   if (signal_fd_ < 0 || exits_ < 0)
-    throw Failure(std::string("no signalfd or epoll: ") + std::strerror(errno));
+    throw Failure(std::string("cannot create a signalfd or an epoll: ") + std::strerror(errno));
 }
 
 Supervisor::~Supervisor() {
@@ -202,8 +193,8 @@ void Supervisor::start(const Child& child) {
       std::make_unique<LineOutput>(errors.take_read(), STDERR_FILENO, child.prefix.value_or(""));
   if (child.input) {
     input.close_read();  // so that a child that has gone is noticed
-    running->input = input.take_write();
-    write_all(running->input, *child.input);
+    running->input_fd = input.take_write();
+    write_all(running->input_fd, *child.input);
   }
   children_.push_back(std::move(running));
   epoll_event event{.events = EPOLLIN, .data = {.ptr = children_.back().get()}};
@@ -218,9 +209,42 @@ bool Supervisor::anything_runs(bool services_too) const {
                      [&](const auto& child) { return child->pid != 0 && (services_too || !child->service); });
 }
 
+// Returns the number of workers in children for which `counts` returns true.
+template <typename Counts>
+uint32_t Supervisor::count_workers(Counts counts) const {
+  uint32_t count = 0;
+  for (const auto& child : children_) {
+    if (counts(*child)) count += static_cast<uint32_t>(child->workers);
+  }
+  return count;
+}
+
+uint32_t Supervisor::good_workers() const {
+  return count_workers([](const Running& child) { return child.pid != 0 || child.succeeded; });
+}
+
+uint32_t Supervisor::succeeded_workers() const {
+  return count_workers([](const Running& child) { return child.succeeded; });
+}
+
+uint32_t Supervisor::running_workers() const {
+  return count_workers([](const Running& child) { return child.pid != 0 && !child.dismissed; });
+}
+
+void Supervisor::keep_workers(uint32_t number) {
+  uint32_t running = running_workers();
+  for (auto child = children_.rbegin(); child != children_.rend() && running > number; ++child) {
+    if ((*child)->pid == 0 || (*child)->dismissed || (*child)->workers != 1) continue;
+    --running;
+    (*child)->dismissed = true;
+    stop(**child, SIGKILL);
+  }
+}
+
 Clock::time_point Supervisor::next_event() const {
   auto next = awaited_ ? std::min(kill_at_, await_until_) : kill_at_;
   if (ending_) return next;  // notes are no longer printed
+  if (task_) next = std::min(next, task_at_);
   for (const auto& note : notes_) next = std::min(next, note->due());
   return next;
 }
@@ -241,8 +265,14 @@ void Supervisor::follow_joins() {
 
 // A job begins with all workers. If one has ended without joining, those that wait for it wait in vain.
 void Supervisor::blame_unjoined() {
-  if (!unjoined_ || ending_ || reports_.any_joined() || !reports_.any_waits()) return;
-  blame(*unjoined_, unjoined_->command + " ended without joining the job; the other workers wait for it", 1);
+  if (!unjoined_ || ending_ || reports_.joins() > 0 || !reports_.any_waits()) return;
+  const Running& child = *unjoined_;
+  const std::string first = std::to_string(child.first_rank);
+  const std::string who = child.kind == "worker" ? child.command[0]
+                          : child.workers == 1   ? "worker " + first
+                                                 : "workers " + first + " to " +
+                                                       std::to_string(child.first_rank + child.workers - 1);
+  report_first_failure(child, who + " ended without joining the job; the other workers wait for it", 1);
 }
 
 void Supervisor::handle_events() {
@@ -267,6 +297,10 @@ void Supervisor::handle_events() {
   blame_unjoined();  // here, so that a worker that has failed is blamed first
   if (!ending_)
     for (const auto& note : notes_) note->print_if_due();
+  if (!ending_ && task_ && Clock::now() >= task_at_) {
+    task_();
+    task_at_ = Clock::now() + interval_;
+  }
   if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
   if (Clock::now() >= kill_at_) {
     std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
@@ -283,20 +317,35 @@ int Supervisor::wait() {
   while (anything_runs(false)) handle_events();
   end_services();
   while (anything_runs(true)) handle_events();
-  int lost = 0;
+  int output_error = 0;
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) {
       lines->finish();
       // EPIPE: `| head` reads what it wants.
-      if (lines->error() && lines->error() != EPIPE) lost = lines->error();
+      if (lines->error() && lines->error() != EPIPE) output_error = lines->error();
     }
   children_.clear();
-  if (lost) {
-    std::fprintf(stderr, "dsgd run: cannot write the output of the workers: %s\n", std::strerror(lost));
+  if (output_error) {
+    std::fprintf(stderr, "dsgd run: cannot write the output of the workers: %s\n",
+                 std::strerror(output_error));
     if (status_ == 0) status_ = 1;
   }
   if (!first_failure_.empty()) std::fprintf(stderr, "%s\n", first_failure_.c_str());
   return status_;
+}
+
+void Supervisor::reset() {
+  reports_.reset();
+  notes_.clear();
+  head_.reset(), others_.reset();
+  unjoined_ = nullptr;
+  replace_ = nullptr;
+  task_ = nullptr;
+  awaited_ = nullptr;
+  status_ = tolerated_ = 0;
+  first_failure_.clear();
+  ending_ = false;
+  kill_at_ = Clock::time_point::max();
 }
 
 void Supervisor::handle_signals() {
@@ -304,7 +353,7 @@ void Supervisor::handle_signals() {
   while (::read(signal_fd_, &info, sizeof info) == sizeof info) {
     const int number = static_cast<int>(info.ssi_signo);
     if (status_ == 0) status_ = 128 + number;
-    // A service sees the others go, and would report as a failure what the user has asked for.
+    // The head sees the workers end. It would report that as a failure, but the user has asked for it.
     for (const auto& child : children_)
       if (child->service) child->errors->discard();
     interrupt(ending_ ? SIGKILL : number);
@@ -332,20 +381,35 @@ void Supervisor::ended(Running& child) {
   reports_.forget(child.first_rank);
   const int status = exit_status(wait_status);
   child.succeeded = status == 0;
-  if (child.succeeded && child.workers == 1) unjoined_ = &child;
+  if (child.succeeded && child.workers > 0) unjoined_ = &child;
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
   if (status == 0 || child.service || (ending_ && !awaited)) return;
+  if (child.dismissed) {
+    std::fprintf(stderr, "dsgd run: [%s] was stopped; the others go on\n", child.name.c_str());
+    return;
+  }
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
                               : " failed with status " + std::to_string(status);
-  blame(child, child.command + how, status);
+  if (!ending_ && min_workers_ > 0 && good_workers() >= min_workers_ && child.workers == 1 &&
+      reports_.joins() > 0) {
+    tolerated_ = status;
+    const bool replaced = replace_ && replace_(child.first_rank);
+    const char* const others = ending_    ? ""
+                               : replaced ? "; the others go on, and it is started again"
+                                          : "; the others go on";
+    std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
+                 others);
+    return;
+  }
+  report_first_failure(child, child.command[0] + how, status);
 }
 
 // Called for the first child that fails, for the child that its failure names, and for a child that ends
 // without joining the job that others wait for.
-void Supervisor::blame(const Running& child, const std::string& how, int status) {
+void Supervisor::report_first_failure(const Running& child, const std::string& how, int status) {
   FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how};
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;
   const auto line = FailureLine::parse(child.errors->last_line());  // a supervised `dsgd run` knows more
@@ -366,8 +430,16 @@ void Supervisor::blame(const Running& child, const std::string& how, int status)
   end_all(SIGTERM);
 }
 
+void Supervisor::fail(const std::string& why) {
+  if (ending_) return;
+  std::fprintf(stderr, "dsgd run: %s; ending the workers\n", why.c_str());
+  if (status_ == 0) status_ = tolerated_ ? tolerated_ : 1;
+  end_all(SIGTERM);
+}
+
 // The user, or the `dsgd run` that supervises this one, ends the job.
 void Supervisor::interrupt(int signal) {
+  interrupted_ = true;
   if (!ending_)
     for (const auto& note : notes_) note->print_interrupted();
   awaited_ = nullptr;
@@ -390,7 +462,7 @@ void Supervisor::end_services() {
 
 void Supervisor::stop(Running& child, int signal) {
   if (!child.pid) return;
-  if (child.input >= 0 && signal != SIGKILL) {
+  if (child.input_fd >= 0 && signal != SIGKILL) {
     child.close_input();
   } else {
     kill(-child.pid, signal);

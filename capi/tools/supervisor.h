@@ -48,8 +48,6 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // Value of the key `supervisor` for the workers.
-  const std::string& address() const { return reports_.address(); }
   // Prints `note` when it is due, and at an interrupt.
   void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
   // Activates `others` while any worker waits for the job to begin, and `head` while one dials the head and
@@ -58,15 +56,39 @@ class Supervisor {
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
   // Ends all children when the other side closes `fd`.
-  void end_with(int fd) { lifeline_ = fd; }
+  void end_when_closed(int fd) { lifeline_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
   // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
   // that child's failure names a worker of another child, and the other child then fails too, returns the
   // other child's status.
   int wait();
-  // Whether any worker has joined its job.
-  bool any_joined() const { return reports_.any_joined(); }
+  // The reports of the workers. Those on other hosts come from the `dsgd run` there.
+  WorkerReports& reports() { return reports_; }
+  // Once the job has begun, a worker may fail without ending the others if at least `min_workers` are left.
+  // 0: none may fail. Then `replace`, if set, is called with its rank; it returns whether it has started
+  // another worker instead. It may call fail().
+  void tolerate_failures(uint32_t min_workers, std::function<bool(int first_rank)> replace) {
+    min_workers_ = min_workers;
+    replace_ = std::move(replace);
+  }
+  // Calls `task` every `interval`, until the children have to end.
+  void repeat(std::chrono::milliseconds interval, std::function<void()> task) {
+    interval_ = interval;
+    task_ = std::move(task);
+    task_at_ = std::chrono::steady_clock::now() + interval;
+  }
+  uint32_t running_workers() const;
+  uint32_t succeeded_workers() const;  // have ended with status 0
+  // Ends all children. The status is that of the last failure that was tolerated, or 1.
+  void fail(const std::string& why);
+  // Kills the workers that were started last until `number` are left. This is no failure. It uses SIGKILL,
+  // since on SIGTERM many programs ask all workers to stop.
+  void keep_workers(uint32_t number);
+  // Whether the user, or the `dsgd run` that supervises this one, has ended the children.
+  bool interrupted() const { return interrupted_; }
+  // After wait(): forgets these children, so that others can be started.
+  void reset();
 
  private:
   struct Running;
@@ -74,7 +96,7 @@ class Supervisor {
   void handle_signals();
   void reap();
   void ended(Running& child);
-  void blame(const Running& child, const std::string& how, int status);
+  void report_first_failure(const Running& child, const std::string& how, int status);
   void follow_joins();
   void blame_unjoined();
   void interrupt(int signal);
@@ -83,6 +105,9 @@ class Supervisor {
   void end_services();
   void kill_all();
   bool anything_runs(bool services_too) const;
+  template <typename Counts>
+  uint32_t count_workers(Counts counts) const;
+  uint32_t good_workers() const;
   std::chrono::steady_clock::time_point next_event() const;
 
   const std::chrono::milliseconds grace_;
@@ -95,10 +120,16 @@ class Supervisor {
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;
   std::vector<std::unique_ptr<Running>> children_;
-  const Running* unjoined_ = nullptr;  // the last worker that exited with status 0
-  int status_ = 0;
+  const Running* unjoined_ = nullptr;  // the last child with workers that exited with status 0
+  int status_ = 0;                     // exit status of the failure that ends the children
+  int tolerated_ = 0;                  // exit status of the last failure that did not end them
+  uint32_t min_workers_ = 0;
+  std::function<bool(int)> replace_;
+  std::function<void()> task_;
+  std::chrono::milliseconds interval_{};
+  std::chrono::steady_clock::time_point task_at_;
   std::string first_failure_;
-  bool ending_ = false;
+  bool ending_ = false, interrupted_ = false;
   Running* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();

@@ -1,7 +1,8 @@
-// The subcommands of `dsgd`. They use the C ABI, as any host does, and two parts of core/config that need no
-// library: the suggestion for a misspelt name, and the launcher that has started this process.
+// The subcommands of `dsgd`. They use the C ABI, as any host does, and the few other parts of dsgd that
+// capi/README.md lists.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -63,11 +64,24 @@ class Owned {
 using OwnedConfig = Owned<dsgd_config, dsgd_config_free>;
 using OwnedHead = Owned<dsgd_head, dsgd_head_free>;
 
+// Sets the keys of a subcommand: those of the file, if one is named, then `own` but for empty values, then
+// the arguments of --set.
+void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
+               const std::vector<std::string>& settings);
+
+// The number of workers that the last dsgd_job_scale asked for, and the number of such requests. 0: there was
+// none, or the head does not answer.
+struct WantedWorkers {
+  uint32_t number = 0, requests = 0;
+};
+WantedWorkers wanted_workers(const OwnedConfig& config);
+
 // Each adds its options to a subcommand and returns what runs it; the result is the exit status.
 using Command = std::function<int()>;
-Command add_version(CLI::App& app);
 Command add_config(CLI::App& app);
 Command add_head(CLI::App& app);
+Command add_status(CLI::App& app);
+Command add_scale(CLI::App& app);
 // `words`: what stands after the first "--" of the command line.
 Command add_run(CLI::App& app, std::vector<std::string> words);
 

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <sstream>
 
+#include "capi/tools/line_output.h"
+#include "capi/tools/remote.h"
 #include "capi/tools/tool.h"
 
 namespace dsgd_tool {
@@ -67,6 +69,9 @@ void WorkerReports::note(const std::string& report) {
   std::string kind, text;
   if (!(words >> rank >> kind >> cause)) return;
   std::getline(words >> std::ws, text);
+  if (passes_on_ && (kind == "waiting" || kind == "joined"))
+    write_all(STDOUT_FILENO, std::string(kReport) + std::to_string(rank) + " " + kind + " " +
+                                 std::to_string(cause) + " " + text + "\n");
   if (kind == "dialing") {
     dialing_.insert(rank);
     head_error_ = text;
@@ -75,7 +80,7 @@ void WorkerReports::note(const std::string& report) {
     waiting_.insert(rank);
     progress_ = text;
   } else if (kind == "joined") {  // the job begins with all workers, so all have come
-    joined_ = true;
+    ++joins_;
     dialing_.clear();
     waiting_.clear();
     causes_.erase(rank);
@@ -85,6 +90,14 @@ void WorkerReports::note(const std::string& report) {
   } else if (kind == "recovered") {
     causes_.erase(rank);
   }
+}
+
+void WorkerReports::reset() {
+  take();
+  causes_.clear();
+  dialing_.clear(), waiting_.clear();
+  head_error_.clear(), progress_.clear();
+  joins_ = 0;
 }
 
 void WorkerReports::forget(int rank) {

@@ -18,19 +18,21 @@ class WorkerReports {
   const std::string& address() const { return address_; }  // value of the key
   int fd() const { return fd_; }                           // readable when there are reports
   void take();                                             // all that have come; never waits
-  void forget(int rank);                                   // this worker has ended
+  void note(const std::string& report);                    // one, from another supervisor
+  // Writes reports of waiting and of joining to standard output, for the supervisor of this process.
+  void pass_on() { passes_on_ = true; }
+  void forget(int rank);  // this worker has ended
+  void reset();           // so have all, and others will come
   // Returns the rank that the last failure of `rank` names; or, if that one had failed before, the rank that
   // its failure names, and so on. -1: none.
   int cause(int rank) const;
   bool any_dials() const { return !dialing_.empty(); }  // the head, which has not answered
   const std::string& head_error() const { return head_error_; }
-  bool any_joined() const { return joined_; }                // the job, at any time
+  uint32_t joins() const { return joins_; }                  // of the job, at any time
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
   const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
 
  private:
-  void note(const std::string& report);
-
   int fd_ = -1;
   std::string address_, head_error_, progress_;
   struct Cause {
@@ -40,7 +42,8 @@ class WorkerReports {
   std::map<int, Cause> causes_;  // by rank
   uint64_t failures_ = 0;
   std::set<int> dialing_, waiting_;  // ranks
-  bool joined_ = false;
+  uint32_t joins_ = 0;
+  bool passes_on_ = false;
 };
 
 }  // namespace dsgd_tool

@@ -26,7 +26,7 @@ inline constexpr bool is_floating(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || is_half(dtype);
 }
 inline constexpr bool is_unsigned(DType dtype) { return dtype == DType::kUint8 || dtype == DType::kUint64; }
-// In which elements are added up and updated.
+// Returns the dtype in which elements of `dtype` are summed and updated.
 inline constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::kFloat32 : dtype; }
 
 inline constexpr size_t dtype_size(DType dtype) {

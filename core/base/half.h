@@ -74,10 +74,10 @@ DSGD_CONVERT Stored narrow(Wide<Stored> value) {
   }
 }
 
-// A float32 master value, or the value itself where that is not what the master was last rounded to: then the
-// host has written it.
+// Returns `master` if `value` is what it rounds to. Otherwise the host has written `value` since the last
+// update: returns `value`.
 template <typename Stored>
-DSGD_CONVERT float followed(float master, float value) {
+DSGD_CONVERT float current_master(float master, float value) {
   return half::bits_of(widen(narrow<Stored>(master))) == half::bits_of(value) ? master : value;
 }
 

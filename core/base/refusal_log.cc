@@ -18,7 +18,7 @@ struct RefusalLog::State : std::enable_shared_from_this<State> {
   const std::shared_ptr<Log> log;
   std::map<std::string, uint64_t> further;  // by cause or event, while its window is open
 
-  // `summary`: the line about so many further ones.
+  // `summary`: makes the line about `count` further ones.
   using Summary = std::string (*)(const std::string& key, uint64_t count);
 
   void note(const std::string& key, const std::string& message, Summary summary) {

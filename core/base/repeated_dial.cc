@@ -39,19 +39,23 @@ void close_in_callback(transport::Loop& loop, std::shared_ptr<ClientChannel> cha
 }
 
 RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
-                           transport::DialOptions options, Done done)
+                           transport::DialOptions options, Done done, Refusal refusal)
     : network_(network),
       addresses_(std::move(addresses)),
       options_(std::move(options)),
       period_(std::max<Duration>((options_.deadline - network.loop().now()) / kAttempts,
                                  std::chrono::milliseconds(1))),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      refusal_(refusal),
+      last_(Code::kUnreachable,
+            addresses_.empty() ? "it has given no address" : "it has not answered in time") {}
 
 std::shared_ptr<RepeatedDial> RepeatedDial::start(transport::Network& network,
                                                   std::vector<std::string> addresses,
-                                                  transport::DialOptions options, Done done) {
+                                                  transport::DialOptions options, Done done,
+                                                  Refusal refusal) {
   std::shared_ptr<RepeatedDial> dial(
-      new RepeatedDial(network, std::move(addresses), std::move(options), std::move(done)));
+      new RepeatedDial(network, std::move(addresses), std::move(options), std::move(done), refusal));
   if (dial->addresses_.empty() || network.loop().now() >= dial->options_.deadline) {
     network.loop().post([dial] { dial->end(dial->last_); });
   } else {
@@ -80,7 +84,7 @@ void RepeatedDial::try_address(size_t index, Time until) {
   network_.dial(
       addresses_[index], std::move(options),
       [self = shared_from_this(), index, until, end](Result<std::unique_ptr<ClientChannel>> result) {
-        if (!result.ok() && !is_final(result.status())) {
+        if (!result.ok() && (self->refusal_ == Refusal::kRepeated || !is_final(result.status()))) {
           self->last_ = result.status();
           return self->try_address(index + 1, until);
         }

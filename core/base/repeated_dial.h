@@ -22,17 +22,22 @@ class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {
   static constexpr int kAttempts = 20;
 
   using Done = std::function<void(Result<std::unique_ptr<transport::ClientChannel>>)>;
+  enum class Refusal {
+    kEnds,      // one that is final (retry.h) ends the dial
+    kRepeated,  // another process may come to the address
+  };
   // On the network's loop. `done` is called once, from a task of it: with the first connection, with a
-  // refusal that is final (retry.h), or at the deadline with the error of the last attempt. Further
-  // connections are closed.
+  // refusal that ends the dial, or at the deadline with the error of the last attempt. Further connections
+  // are closed.
   static std::shared_ptr<RepeatedDial> start(transport::Network& network, std::vector<std::string> addresses,
-                                             transport::DialOptions options, Done done);
+                                             transport::DialOptions options, Done done,
+                                             Refusal refusal = Refusal::kEnds);
   // Ends the attempts; `done` is not called.
   void cancel() { done_ = nullptr; }
 
  private:
   RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
-               transport::DialOptions options, Done done);
+               transport::DialOptions options, Done done, Refusal refusal);
   void attempt();
   void try_address(size_t index, transport::Time until);
   void end(Result<std::unique_ptr<transport::ClientChannel>> result);
@@ -42,8 +47,9 @@ class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {
   const transport::DialOptions options_;
   const transport::Duration period_;
   Done done_;  // null: it has ended
+  const Refusal refusal_;
   bool first_ = true;
-  Status last_{Code::kUnreachable, "it has given no address"};
+  Status last_;  // error
 };
 
 }  // namespace dsgd

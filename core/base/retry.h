@@ -1,7 +1,8 @@
-// Which failures of a dial or a join are worth another attempt.
+// Which failures of a dial or a join are worth another attempt, and when.
 #pragma once
 
 #include "transport/base/status.h"
+#include "transport/loop.h"
 
 namespace dsgd {
 
@@ -18,6 +19,12 @@ inline bool is_final(const Status& status) {
     default:
       return true;
   }
+}
+
+// Returns between half of `delay` and all of it, so that workers do not dial in step.
+inline transport::Duration with_jitter(transport::Loop& loop, transport::Duration delay) {
+  const auto half = static_cast<uint64_t>(delay.count()) / 2;
+  return delay / 2 + transport::Duration(static_cast<int64_t>(loop.random() % (half + 1)));
 }
 
 }  // namespace dsgd

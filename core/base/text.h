@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,21 @@ inline std::string printable(std::string_view value) {
 // "1 bucket", "2 buckets".
 inline std::string counted(size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+// "a, b, c and 4 more": names the first items of `total`.
+inline std::string list_text(const std::vector<std::string>& first_items, size_t total) {
+  std::string text;
+  for (const std::string& item : first_items) text += (text.empty() ? "" : ", ") + item;
+  const size_t more = total - first_items.size();
+  return more > 0 ? text + " and " + std::to_string(more) + " more" : text;
+}
+
+// "[2, 3]".
+inline std::string shape_text(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
 }
 
 inline std::vector<std::byte> bytes_of(const std::string& text) {

@@ -1,15 +1,27 @@
 #include "core/collectives/all_reduce.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
+#include "core/collectives/halving_doubling.h"
 #include "core/collectives/ring.h"
 #include "core/collectives/scheduled.h"
 #include "core/mesh/operations.h"
 
 namespace dsgd {
 namespace {
+
+AllReduceAlgorithm generated(const char* name, Algorithm code, Generator generate) {
+  return {name, make_scheduled_all_reduce, NcclUse::kNever, std::make_shared<ScheduleAlgorithm>(generate),
+          code};
+}
+
+const AllReduceAlgorithm& ring() {
+  static const auto* const kRow = new AllReduceAlgorithm(generated("ring", Algorithm::kRing, generate_ring));
+  return *kRow;
+}
 
 // In one hop each worker sends its data W-1 times, instead of at most twice; up to kOneHopBytes the saved
 // round is worth that. A bucket takes two rounds all the same: in one, a worker that comes late would
@@ -23,8 +35,8 @@ Result<std::unique_ptr<Task>> make_by_size(const AllReduceAlgorithm& algorithm, 
   const bool is_bucket = call.shape.kind == static_cast<uint8_t>(Kind::kBucket);
   if (!is_bucket && nbytes <= transport::kSmallBytes && nbytes * others <= kOneHopBytes)
     return make_one_hop_all_reduce(std::move(call));
-  return (call.group->size() > kDirectWorkers ? make_ring_all_reduce : make_direct_all_reduce)(
-      algorithm, std::move(call));
+  if (call.group->size() > kDirectWorkers) return make_scheduled_all_reduce(ring(), std::move(call));
+  return make_direct_all_reduce(algorithm, std::move(call));
 }
 
 }  // namespace
@@ -35,8 +47,9 @@ const std::vector<AlgorithmChoice>& built_in_all_reduces() {
     for (AllReduceAlgorithm row : {
              AllReduceAlgorithm{"auto", make_by_size, NcclUse::kWherePossible},
              AllReduceAlgorithm{"direct", make_direct_all_reduce},
+             generated("halving_doubling", Algorithm::kHalvingDoubling, generate_halving_doubling),
              AllReduceAlgorithm{"nccl", make_by_size, NcclUse::kRequired},  // on the host as auto
-             AllReduceAlgorithm{"ring", make_ring_all_reduce},
+             ring(),
          }) {
       rows.emplace_back(std::make_shared<const AllReduceAlgorithm>(std::move(row)));
     }
@@ -45,7 +58,9 @@ const std::vector<AlgorithmChoice>& built_in_all_reduces() {
   return *kTable;
 }
 
-AlgorithmChoice::AlgorithmChoice() : AlgorithmChoice(built_in_all_reduces().front()) {}
+AlgorithmChoice::AlgorithmChoice()
+    : AlgorithmChoice(*std::find_if(built_in_all_reduces().begin(), built_in_all_reduces().end(),
+                                    [](const AlgorithmChoice& row) { return row->name == "auto"; })) {}
 
 AlgorithmChoice registered_all_reduce(const std::string& name, ScheduleAlgorithm::Write write) {
   AllReduceAlgorithm row{name, make_scheduled_all_reduce};

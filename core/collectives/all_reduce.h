@@ -36,10 +36,13 @@ struct AllReduceAlgorithm {
   std::string name;
   Result<std::unique_ptr<Task>> (*make)(const AllReduceAlgorithm& algorithm, AllReduceCall call) = nullptr;
   NcclUse nccl = NcclUse::kNever;
-  std::shared_ptr<ScheduleAlgorithm> schedules = {};  // of a registered algorithm
+  std::shared_ptr<ScheduleAlgorithm> schedules = {};
+  Algorithm code = Algorithm::kRegistered;  // of one that has schedules
+
+  bool registered() const { return schedules && schedules->registered(); }
 };
 
-class AlgorithmChoice {  // a row
+class AlgorithmChoice {  // a row of the table, shared; never null
  public:
   AlgorithmChoice();  // auto
   explicit AlgorithmChoice(std::shared_ptr<const AllReduceAlgorithm> row) : row_(std::move(row)) {}
@@ -59,7 +62,8 @@ Result<std::unique_ptr<Task>> make_all_reduce(Operations& operations, transport:
                                               const AlgorithmChoice& choice, AllReducePlan plan,
                                               Task::Done done, std::shared_ptr<const Group> group = nullptr);
 
-// For an algorithm in which no slice has an owner: every worker finishes the whole.
+// Returns a Done that applies plan.finish to all elements before it calls `done`. For algorithms whose slices
+// have no owner.
 Task::Done finish_all(const AllReducePlan& plan, Task::Done done);
 
 }  // namespace dsgd

@@ -1,5 +1,5 @@
-// Broadcast: small data goes from the root to everybody in one hop; large data goes down a chain root, root +
-// 1, ... in pipelined chunks, so that each worker sends and receives it once, whatever their number.
+// Broadcast: small data goes from the root to all workers in one hop; large data goes down a chain root, root
+// + 1, ... in pipelined chunks, so that each worker sends and receives it once, whatever their number.
 #pragma once
 
 #include "core/mesh/task.h"
@@ -8,7 +8,9 @@ namespace dsgd {
 
 class Broadcast final : public Task {
  public:
-  Broadcast(Operations& operations, const transport::BulkHeader& shape, std::span<std::byte> data, Done done);
+  // The root of the shape is a rank of the group.
+  Broadcast(Operations& operations, const transport::BulkHeader& shape, std::span<std::byte> data, Done done,
+            std::shared_ptr<const Group> group = nullptr);
 
   void start() override;
   std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
@@ -21,7 +23,7 @@ class Broadcast final : public Task {
   void check_end();
 
   std::span<std::byte> data_;
-  const int32_t rank_, size_, position_;  // position in the chain, 0: root
+  const int32_t index_, size_, root_, position_;  // position in the chain, 0: root
   const bool small_;
   size_t chunk_;
   std::vector<char> have_;

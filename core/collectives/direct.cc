@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/sort_unique.h"
 #include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
 
@@ -13,6 +14,27 @@ namespace dsgd {
 
 using transport::BulkHeader;
 using transport::BulkReceipt;
+
+namespace {
+
+// Writes a chunk of halves as float32, or adds it to float32 elements. The weight of 1 leaves values
+// unchanged.
+template <DType kHalf>
+const Combine& widening(bool adds) {
+  static const auto* const kSet = new Combine([](void* destination, const void* source, size_t count) {
+    weighted_set(kHalf, destination, source, count, 1);
+  });
+  static const auto* const kAdd = new Combine([](void* destination, const void* source, size_t count) {
+    weighted_add(kHalf, destination, source, count, 1);
+  });
+  return adds ? *kAdd : *kSet;
+}
+
+const Combine& widening(DType half, bool adds) {
+  return half == DType::kFloat16 ? widening<DType::kFloat16>(adds) : widening<DType::kBfloat16>(adds);
+}
+
+}  // namespace
 
 std::vector<size_t> balanced_slices(size_t count, int32_t size) {
   constexpr size_t kAlign = 16;  // a cache line of float32
@@ -35,9 +57,8 @@ Direct::Direct(Operations& operations, const BulkHeader& shape, DirectPlan plan,
     : Task(operations, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
       hold_(hold),
-      rank_(group_->own_place),
+      rank_(group_->own_index),
       size_(group_->size()) {
-  chunk_ = operations.peers().chunk_bytes() / std::max(plan_.element, plan_.result_element);
   first_ = plan_.slices[rank_].begin;
   if (!plan_.own) plan_.own = plan_.data + first_ * plan_.element;
 }
@@ -48,78 +69,90 @@ uint64_t Direct::tag(const Operations& operations, const DirectPlan& plan) {
   for (const std::vector<Slice>* slices : {&plan.slices, &plan.parts}) {
     for (const Slice& slice : *slices) numbers.insert(numbers.end(), {slice.begin, slice.end});
   }
+  for (const WireRange& wire : plan.wire) {
+    numbers.insert(numbers.end(), {wire.range.begin, wire.range.end, static_cast<uint64_t>(wire.sent),
+                                   static_cast<uint64_t>(wire.returned)});
+  }
   return XXH3_64bits(numbers.data(), numbers.size() * sizeof numbers[0]);
 }
 
-int32_t Direct::Segment::turn_of(int32_t rank) const {
-  const auto at = std::lower_bound(ranks.begin(), ranks.end(), rank);
-  return at != ranks.end() && *at == rank ? static_cast<int32_t>(at - ranks.begin()) : -1;
+int32_t Direct::Segment::turn_of(int32_t rank) const { return index_in(ranks, rank); }
+
+size_t Direct::wire_element(const Segment& segment, Phase phase) const {
+  return is_half(segment.wire[phase]) ? dtype_size(segment.wire[phase]) : element(phase);
 }
 
-void Direct::cut_slices() {
+void Direct::cut_chunks() {
   size_t elements = 0;
   for (const Slice& slice : plan_.slices) elements = std::max(elements, slice.end);
   std::vector<size_t> bounds = {0, elements};
   for (const Slice& part : plan_.parts) bounds.insert(bounds.end(), {part.begin, part.end});
-  std::sort(bounds.begin(), bounds.end());
-  bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+  for (const WireRange& wire : plan_.wire) bounds.insert(bounds.end(), {wire.range.begin, wire.range.end});
+  sort_unique(bounds);
   for (const Slice& slice : slices_between(bounds)) {
-    Segment segment{slice, {}};
+    Segment segment{slice, {}, {DType::kFloat32, DType::kFloat32}};
+    for (const WireRange& wire : plan_.wire) {
+      if (wire.range.begin > slice.begin || slice.end > wire.range.end) continue;
+      segment.wire[kReduce] = wire.sent;
+      segment.wire[kGather] = wire.returned;
+    }
     for (int32_t r = 0; r < size_; ++r) {
       if (plan_.parts.empty() || (plan_.parts[r].begin <= slice.begin && slice.end <= plan_.parts[r].end))
         segment.ranks.push_back(r);
     }
     segments_.push_back(std::move(segment));
   }
-  cuts_.resize(size_);
+  chunks_.resize(size_);
   for (int32_t owner = 0; owner < size_; ++owner) {
     for (const Segment& segment : segments_) {
+      const size_t chunk_elements = operations_.peers().chunk_bytes() /
+                                    std::max(wire_element(segment, kReduce), wire_element(segment, kGather));
       const size_t last = std::min(segment.slice.end, plan_.slices[owner].end);
       for (size_t begin = std::max(segment.slice.begin, plan_.slices[owner].begin); begin < last;
-           begin += chunk_) {
-        cuts_[owner].push_back({begin, std::min(begin + chunk_, last), &segment});
+           begin += chunk_elements) {
+        chunks_[owner].push_back({begin, std::min(begin + chunk_elements, last), &segment});
       }
     }
   }
 }
 
-bool Direct::find_cut(int32_t owner, size_t begin, size_t* index) const {
-  const std::vector<Cut>& cuts = cuts_[owner];
-  const auto at = std::lower_bound(cuts.begin(), cuts.end(), begin,
-                                   [](const Cut& cut, size_t b) { return cut.begin < b; });
-  *index = static_cast<size_t>(at - cuts.begin());
-  return at != cuts.end() && at->begin == begin;
+bool Direct::find_chunk(int32_t owner, size_t begin, size_t* index) const {
+  const std::vector<Chunk>& chunks = chunks_[owner];
+  const auto at = std::lower_bound(chunks.begin(), chunks.end(), begin,
+                                   [](const Chunk& chunk, size_t b) { return chunk.begin < b; });
+  *index = static_cast<size_t>(at - chunks.begin());
+  return at != chunks.end() && at->begin == begin;
 }
 
 void Direct::start() {
   sends_to_.assign(size_, 0);
   to_gather_.assign(size_, 0);
   gathered_.resize(size_);
-  cut_slices();
-  chunks_.resize(cuts_[rank_].size());
-  for (size_t c = 0; c < chunks_.size(); ++c) {
-    const size_t contributions = cuts_[rank_][c].segment->ranks.size();
-    chunks_[c].parked.resize(contributions);
-    chunks_[c].came.assign(contributions, 0);
-    chunks_[c].added.assign(contributions, 0);
-    chunks_[c].own_turn = turn_of(c, rank_);
+  cut_chunks();
+  sums_.resize(chunks_[rank_].size());
+  for (size_t c = 0; c < sums_.size(); ++c) {
+    const size_t contributions = chunks_[rank_][c].segment->ranks.size();
+    sums_[c].parked.resize(contributions);
+    sums_[c].received.assign(contributions, 0);
+    sums_[c].is_added.assign(contributions, 0);
+    sums_[c].own_turn = turn_of(c, rank_);
   }
   if (plan_.gather) {
     for (int32_t r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      gathered_[r].assign(cuts_[r].size(), 0);
-      for (const Cut& cut : cuts_[r]) to_gather_[r] += cut.segment->turn_of(rank_) >= 0;
+      gathered_[r].assign(chunks_[r].size(), 0);
+      for (const Chunk& chunk : chunks_[r]) to_gather_[r] += chunk.segment->turn_of(rank_) >= 0;
       gathering_ += to_gather_[r];
     }
   }
   if (plan_.reduce) {
     for (int32_t hop = 1; hop < size_; ++hop) {
       const int32_t owner = (rank_ + hop) % size_;
-      for (const Cut& cut : cuts_[owner]) {
-        if (cut.segment->turn_of(rank_) >= 0) send_range(owner, kReduce, cut.begin, cut.end);
+      for (const Chunk& chunk : chunks_[owner]) {
+        if (chunk.segment->turn_of(rank_) >= 0) send_chunk(owner, kReduce, chunk);
       }
     }
-    for (size_t c = 0; c < chunks_.size() && !ended(); ++c) advance(c);
+    for (size_t c = 0; c < sums_.size() && !ended(); ++c) advance(c);
   }
   transform_ready();
   check_end();
@@ -131,13 +164,16 @@ void Direct::release() {
   check_end();
 }
 
-void Direct::send_range(int32_t rank, Phase phase, size_t begin, size_t end) {
+// header.offset counts bytes of elements in memory, even if the data travel as halves.
+void Direct::send_chunk(int32_t rank, Phase phase, const Chunk& chunk) {
   BulkHeader header = shape_;
-  const size_t element = phase == kReduce ? plan_.element : plan_.result_element;
-  const std::byte* base = phase == kReduce ? plan_.data : plan_.result;
+  const std::byte* base = is_half(chunk.segment->wire[phase]) ? plan_.halves
+                          : phase == kReduce                  ? plan_.data
+                                                              : plan_.result;
+  const size_t bytes = wire_element(*chunk.segment, phase);
   header.phase = phase;
-  header.offset = begin * element;
-  const std::span<const std::byte> data(base + begin * element, (end - begin) * element);
+  header.offset = chunk.begin * element(phase);
+  const std::span<const std::byte> data(base + chunk.begin * bytes, (chunk.end - chunk.begin) * bytes);
   if (data.size() <= transport::kSmallBytes) return send_small(rank, header, data);
   ++sends_;
   ++sends_to_[rank];
@@ -150,105 +186,126 @@ void Direct::send_range(int32_t rank, Phase phase, size_t begin, size_t end) {
 
 // Sums are ((g0 + g1) + g2) + ...: the first two in either order, since a + b = b + a bit for bit, then by
 // rank.
-bool Direct::eligible(const Chunk& chunk, int32_t turn) const {
-  if (chunk.added[turn]) return false;
-  // If this rank contributes nothing, the first contribution is copied and later ones are added.
-  if (!plan_.ordered) return chunk.own_turn >= 0 || !chunk.landing;
-  if (chunk.landing) return false;
-  if (chunk.count <= 1) return turn <= 1;
-  return turn == chunk.count;
+bool Direct::eligible(const Sum& sum, int32_t turn) const {
+  if (sum.is_added[turn]) return false;
+  // Any order is right. But if this rank contributes nothing, the first chunk is copied, so the others must
+  // not land before it has.
+  if (!plan_.ordered) return sum.own_turn >= 0 || !sum.landing;
+  if (sum.landing) return false;
+  if (sum.added_count <= 1) return turn <= 1;
+  return turn == sum.added_count;
 }
 
-// Where the next contribution to a chunk goes. The own contribution lies in the slice from the beginning;
-// when it is not among the first two of the order, the sum of those before it grows in a buffer of its own.
-// The first one there is copied.
+// Returns the destination of the next contribution. This rank's own contribution lies in the slice from the
+// start. If it is not among the first two in order, the contributions before it are summed in `prefix`, of
+// which the first is copied.
 Landing Direct::landing_of(size_t index) {
-  Chunk& chunk = chunks_[index];
-  const Cut& cut = cuts_[rank_][index];
-  std::byte* place = own_at(cut.begin);
-  bool copy = chunk.own_turn < 0 && chunk.count == 0;
-  if (plan_.ordered && chunk.own_turn > 1 && !chunk.added[chunk.own_turn]) {
-    if (!chunk.prefix) chunk.prefix.reset(new std::byte[(cut.end - cut.begin) * plan_.element]);
-    place = chunk.prefix.get();
-    copy = chunk.prefix_empty;
+  Sum& sum = sums_[index];
+  const Chunk& chunk = chunks_[rank_][index];
+  std::byte* destination = own_at(chunk.begin);
+  bool copy = sum.own_turn < 0 && sum.added_count == 0;
+  if (plan_.ordered && sum.own_turn > 1 && !sum.is_added[sum.own_turn]) {
+    if (!sum.prefix) sum.prefix.reset(new std::byte[(chunk.end - chunk.begin) * plan_.element]);
+    destination = sum.prefix.get();
+    copy = sum.prefix_empty;
   }
-  return {.place = place, .add = copy ? nullptr : &plan_.add, .element = plan_.element};
+  const DType wire = chunk.segment->wire[kReduce];
+  if (!is_half(wire))
+    return {.destination = destination, .combine = copy ? nullptr : &plan_.add, .element = plan_.element};
+  const size_t half = dtype_size(wire);
+  return {.destination = destination,
+          .combine = &widening(wire, !copy),
+          .element = half,
+          .widening = plan_.element / half};
 }
 
 std::optional<Landing> Direct::locate(int32_t source, const BulkHeader& header, size_t nbytes) {
-  const bool reducing = header.phase == kReduce;
-  if (header.phase > kGather || (reducing ? !plan_.reduce : !plan_.gather)) return {};
-  const size_t element = reducing ? plan_.element : plan_.result_element;
-  const int32_t owner = reducing ? rank_ : source, other = reducing ? source : rank_;
+  if (header.phase > kGather || !(header.phase == kReduce ? plan_.reduce : plan_.gather)) return {};
+  const Phase phase = static_cast<Phase>(header.phase);
+  const int32_t owner = phase == kReduce ? rank_ : source, other = phase == kReduce ? source : rank_;
   size_t index;
-  if (header.offset % element != 0 || !find_cut(owner, header.offset / element, &index)) return {};
-  const Cut& cut = cuts_[owner][index];
-  const int32_t turn = cut.segment->turn_of(other);
-  if (nbytes != (cut.end - cut.begin) * element || turn < 0) return {};
-  if (!reducing) {
-    if (std::exchange(gathered_[source][index], 1)) return {};
-    return Landing{.place = plan_.result + header.offset, .landed = [this, source] {
-                     --to_gather_[source];
-                     --gathering_;
-                     check_end();
-                   }};
-  }
-  Chunk& chunk = chunks_[index];
-  if (chunk.came[turn]) return {};
-  if (!eligible(chunk, turn)) {
+  if (header.offset % element(phase) != 0 || !find_chunk(owner, header.offset / element(phase), &index))
+    return {};
+  const Chunk& chunk = chunks_[owner][index];
+  const int32_t turn = chunk.segment->turn_of(other);
+  if (nbytes != (chunk.end - chunk.begin) * wire_element(*chunk.segment, phase) || turn < 0) return {};
+  return phase == kReduce ? locate_contribution(index, turn) : locate_result(source, index);
+}
+
+std::optional<Landing> Direct::locate_contribution(size_t index, int32_t turn) {
+  Sum& sum = sums_[index];
+  if (sum.received[turn]) return {};
+  if (!eligible(sum, turn)) {
     return Landing{.keep = [this, index, turn](std::unique_ptr<BulkReceipt> receipt) {
-      chunks_[index].came[turn] = 1;
-      chunks_[index].parked[turn] = std::move(receipt);
-      go_on(index);
+      sums_[index].received[turn] = 1;
+      sums_[index].parked[turn] = std::move(receipt);
+      advance_and_finish(index);
     }};
   }
-  chunk.came[turn] = 1;
+  sum.received[turn] = 1;
   Landing landing = landing_of(index);
-  chunk.landing = true;
+  sum.landing = true;
   landing.landed = [this, index, turn] {
-    chunks_[index].landing = false;
-    added(index, turn);
-    go_on(index);
+    sums_[index].landing = false;
+    note_added(index, turn);
+    advance_and_finish(index);
   };
   return landing;
 }
 
-void Direct::go_on(size_t index) {
+std::optional<Landing> Direct::locate_result(int32_t owner, size_t index) {
+  if (std::exchange(gathered_[owner][index], 1)) return {};
+  const Chunk& chunk = chunks_[owner][index];
+  Landing landing{.destination = plan_.result + chunk.begin * plan_.result_element};
+  if (const DType wire = chunk.segment->wire[kGather]; is_half(wire)) {
+    landing.combine = &widening(wire, false);
+    landing.element = dtype_size(wire);
+    landing.widening = plan_.result_element / landing.element;
+  }
+  landing.landed = [this, owner] {
+    --to_gather_[owner];
+    --gathering_;
+    check_end();
+  };
+  return landing;
+}
+
+void Direct::advance_and_finish(size_t index) {
   advance(index);
   transform_ready();
   check_end();
 }
 
-void Direct::added(size_t index, int32_t turn) {
-  Chunk& chunk = chunks_[index];
-  chunk.added[turn] = 1;
-  ++chunk.count;
-  chunk.prefix_empty = false;
+void Direct::note_added(size_t index, int32_t turn) {
+  Sum& sum = sums_[index];
+  sum.is_added[turn] = 1;
+  ++sum.added_count;
+  sum.prefix_empty = false;
 }
 
-// Adds what waits and whose turn it is.
+// Adds parked contributions, and the own one, in order, as far as their turns have come.
 void Direct::advance(size_t index) {
-  Chunk& chunk = chunks_[index];
-  const Cut& cut = cuts_[rank_][index];
-  const size_t count = cut.end - cut.begin;
-  const int32_t turns = static_cast<int32_t>(chunk.added.size());
+  Sum& sum = sums_[index];
+  const Chunk& chunk = chunks_[rank_][index];
+  const size_t count = chunk.end - chunk.begin;
+  const int32_t turns = static_cast<int32_t>(sum.is_added.size());
   for (bool progress = true; progress;) {
     progress = false;
     for (int32_t turn = 0; turn < turns; ++turn) {
-      if (!eligible(chunk, turn)) continue;
-      if (turn == chunk.own_turn) {
-        if (chunk.prefix) {
-          plan_.add(own_at(cut.begin), chunk.prefix.get(), count);  // a + b = b + a
-          chunk.prefix.reset();
+      if (!eligible(sum, turn)) continue;
+      if (turn == sum.own_turn) {
+        if (sum.prefix) {
+          plan_.add(own_at(chunk.begin), sum.prefix.get(), count);  // a + b = b + a
+          sum.prefix.reset();
         }
-      } else if (chunk.parked[turn]) {
-        landing_of(index).take(0, chunk.parked[turn]->data());
-        chunk.parked[turn]->finish({});
-        chunk.parked[turn].reset();
+      } else if (sum.parked[turn]) {
+        landing_of(index).write(0, sum.parked[turn]->data());
+        sum.parked[turn]->finish({});
+        sum.parked[turn].reset();
       } else {
         continue;
       }
-      added(index, turn);
+      note_added(index, turn);
       progress = true;
     }
   }
@@ -258,26 +315,26 @@ void Direct::advance(size_t index) {
 void Direct::transform_ready() {
   if (hold_) return;
   const auto contributions = [this](size_t index) {
-    return static_cast<int32_t>(chunks_[index].added.size());
+    return static_cast<int32_t>(sums_[index].is_added.size());
   };
-  while (complete_ < chunks_.size() &&
-         (!plan_.reduce || chunks_[complete_].count == contributions(complete_))) {
-    const Cut& cut = cuts_[rank_][complete_++];
-    if (plan_.reduce && plan_.transform) plan_.transform(cut.begin, cut.end);
+  while (complete_ < sums_.size() &&
+         (!plan_.reduce || sums_[complete_].added_count == contributions(complete_))) {
+    const Chunk& chunk = chunks_[rank_][complete_++];
+    if (plan_.reduce && plan_.transform) plan_.transform(chunk.begin, chunk.end);
     for (int32_t hop = 1; plan_.gather && hop < size_; ++hop) {
       const int32_t rank = (rank_ + hop) % size_;
-      if (cut.segment->turn_of(rank) >= 0) send_range(rank, kGather, cut.begin, cut.end);
+      if (chunk.segment->turn_of(rank) >= 0) send_chunk(rank, kGather, chunk);
     }
   }
 }
 
 void Direct::check_end() {
-  if (!ended() && !hold_ && complete_ == chunks_.size() && gathering_ == 0 && sends_ == 0) end({});
+  if (!ended() && !hold_ && complete_ == sums_.size() && gathering_ == 0 && sends_ == 0) end({});
 }
 
 void Direct::drop_chunks(const Status& cause) {
-  for (Chunk& chunk : chunks_) {
-    for (auto& receipt : chunk.parked) {
+  for (Sum& sum : sums_) {
+    for (auto& receipt : sum.parked) {
       if (receipt) receipt->finish(cause);
       receipt.reset();
     }
@@ -290,9 +347,9 @@ std::vector<int32_t> Direct::missing() const {
     if (r == rank_ || sends_to_.empty()) continue;
     bool waits = to_gather_[r] > 0 || sends_to_[r] > 0;
     // Parked chunks have arrived and wait for their turn, not for rank r.
-    for (size_t c = 0; c < chunks_.size() && plan_.reduce && !waits; ++c) {
+    for (size_t c = 0; c < sums_.size() && plan_.reduce && !waits; ++c) {
       const int32_t turn = turn_of(c, r);
-      waits = turn >= 0 && !chunks_[c].added[turn] && !chunks_[c].parked[turn];
+      waits = turn >= 0 && !sums_[c].is_added[turn] && !sums_[c].parked[turn];
     }
     if (waits) ranks.push_back(r);
   }

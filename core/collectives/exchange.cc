@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/base/describe.h"
 #include "core/mesh/operations.h"
 #include "core/reduce/kernels.h"
 
@@ -16,12 +17,12 @@ Exchange::Exchange(Operations& operations, const transport::BulkHeader& shape, s
       have_(group_->size(), 0),
       waiting_(group_->size() - 1),
       optional_(optional) {
-  parts_[group_->own_place] = std::move(mine);
-  have_[group_->own_place] = 1;
+  parts_[group_->own_index] = std::move(mine);
+  have_[group_->own_index] = 1;
 }
 
 void Exchange::start() {
-  const int32_t size = group_->size(), own = group_->own_place;
+  const int32_t size = group_->size(), own = group_->own_index;
   if (parts_[own].size() > transport::kSmallBytes) {  // fail now instead of at the deadline
     return operations_.fail(*this,
                             Status(Code::kInternal, name() + ": " + std::to_string(parts_[own].size()) +
@@ -50,16 +51,16 @@ void Exchange::finish_if_complete() {
 }
 
 std::vector<int32_t> Exchange::missing() const {
-  std::vector<int32_t> places;
-  for (int32_t place = 0; place < static_cast<int32_t>(have_.size()); ++place) {
-    if (!have_[place]) places.push_back(place);
+  std::vector<int32_t> indices;
+  for (int32_t index = 0; index < static_cast<int32_t>(have_.size()); ++index) {
+    if (!have_[index]) indices.push_back(index);
   }
-  return places;
+  return indices;
 }
 
-bool Exchange::leave_out(int32_t place) {
+bool Exchange::leave_out(int32_t index) {
   if (!optional_) return false;
-  if (!std::exchange(have_[place], 1)) {
+  if (!std::exchange(have_[index], 1)) {
     --waiting_;
     finish_if_complete();
   }
@@ -74,18 +75,15 @@ std::unique_ptr<Task> make_one_hop_all_reduce(AllReduceCall call) {
   const auto gathered = [plan = std::move(plan), nbytes, group = call.group, done = std::move(call.done)](
                             const Status& status, const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
-    for (size_t place = 0; place < all.size(); ++place) {
-      if (all[place].size() == nbytes) continue;
-      const int32_t rank = group->ranks[place];
-      return done(Status(Code::kInternal, "rank " + std::to_string(rank) + " sent " +
-                                              std::to_string(all[place].size()) + " bytes, expected " +
-                                              std::to_string(nbytes) +
-                                              "; all workers must run the same version of dsgd")
-                      .with_rank(rank));
+    for (size_t index = 0; index < all.size(); ++index) {
+      if (all[index].size() == nbytes) continue;
+      const int32_t rank = group->ranks[index];
+      return done(invalid_data(
+          "", rank, std::to_string(all[index].size()) + " bytes instead of " + std::to_string(nbytes)));
     }
     if (nbytes > 0) std::memcpy(plan.data, all[0].data(), nbytes);
-    for (size_t place = 1; place < all.size(); ++place)
-      reduce_into(plan.dtype, plan.reduction, plan.data, all[place].data(), plan.count);
+    for (size_t index = 1; index < all.size(); ++index)
+      reduce_into(plan.dtype, plan.reduction, plan.data, all[index].data(), plan.count);
     if (plan.finish) plan.finish(0, plan.count);
     done(status);
   };

@@ -1,6 +1,5 @@
 // One-hop all-gather of at most kSmallBytes per worker: each worker sends its bytes to every other worker,
-// the fastest way for small data (design: 60 -> 16 microseconds against two rounds). Carries step headers,
-// barriers, signatures and small all-reduces.
+// the fastest way for small data. Carries step headers, barriers, signatures and small all-reduces.
 #pragma once
 
 #include "core/collectives/all_reduce.h"
@@ -10,17 +9,17 @@ namespace dsgd {
 
 class Exchange final : public Task {
  public:
-  // Bytes of each worker, by place; valid during the call.
+  // Bytes of each worker, by index; valid during the call.
   using Gathered = std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)>;
-  // `optional`: workers that closed their session before this call are skipped; their bytes are empty.
+  // Sizes may differ from rank to rank; a size that must be equal belongs in the shape. `optional`: workers
+  // that closed their session before this call are skipped; their bytes are empty.
   Exchange(Operations& operations, const transport::BulkHeader& shape, std::vector<std::byte> mine,
            Gathered done, std::shared_ptr<const Group> group = nullptr, bool optional = false);
-  // Sizes may differ from rank to rank; a size that must be equal belongs into the shape.
 
   void start() override;
   std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) override;
   std::vector<int32_t> missing() const override;
-  bool leave_out(int32_t place) override;
+  bool leave_out(int32_t index) override;
 
  private:
   void finish_if_complete();

@@ -4,11 +4,12 @@
 #include <deque>
 
 #include "core/base/mix.h"
+#include "core/base/sort_unique.h"
 
 namespace dsgd {
 namespace {
 
-// The most work of one check: transfers times the segments that they cover.
+// Limit of the work of one check: the number of transfers times the segments that each covers.
 constexpr uint64_t kMostWork = uint64_t{1} << 24;
 
 std::string range_text(uint64_t begin, uint64_t count) {
@@ -68,6 +69,28 @@ class Sums {
   std::vector<uint64_t> orders_, members_;
 };
 
+void sort_by_round(std::vector<Transfer>* transfers) {
+  std::stable_sort(transfers->begin(), transfers->end(), [](const Transfer& a, const Transfer& b) {
+    const bool a_receives = a.kind != TransferKind::kSend, b_receives = b.kind != TransferKind::kSend;
+    return a.round != b.round ? a.round < b.round : a_receives < b_receives;
+  });
+}
+
+// Adds where these transfers begin and end.
+void add_cuts(const std::vector<Transfer>& transfers, std::vector<uint64_t>* cuts) {
+  for (const Transfer& transfer : transfers) {
+    cuts->push_back(transfer.begin);
+    cuts->push_back(transfer.begin + transfer.count);
+  }
+}
+
+std::pair<size_t, size_t> segments_of(const std::vector<uint64_t>& cuts, const Transfer& transfer) {
+  const auto at = [&](uint64_t position) {
+    return static_cast<size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) - cuts.begin());
+  };
+  return {at(transfer.begin), at(transfer.begin + transfer.count)};
+}
+
 // All ranks' transfers of one operation, cut into the segments between all their ends.
 class Check {
  public:
@@ -77,7 +100,8 @@ class Check {
   Status take(int32_t rank, std::vector<Transfer> transfers);
   Status pairs() const;    // what is sent is expected, and the reverse
   Status outcome() const;  // every rank ends with the same whole sum
-  std::shared_ptr<const Schedule> schedule(int32_t rank) const;
+  const std::vector<Transfer>& part(int32_t rank) const { return parts_[rank]; }
+  uint64_t digest() const;
 
  private:
   Status wrong(const std::string& what) const {
@@ -86,15 +110,6 @@ class Check {
                                               " elements: " + what +
                                               "; ranks are numbered from 0 among the participating workers");
   }
-  // Where transfers of these ranks begin and end.
-  std::vector<uint64_t> cuts(int32_t first, int32_t last) const;
-  static std::pair<size_t, size_t> segments_of(const std::vector<uint64_t>& cuts, const Transfer& transfer) {
-    const auto at = [&](uint64_t position) {
-      return static_cast<size_t>(std::lower_bound(cuts.begin(), cuts.end(), position) - cuts.begin());
-    };
-    return {at(transfer.begin), at(transfer.begin + transfer.count)};
-  }
-
   const std::string& name_;
   const int32_t size_;
   const uint64_t count_;
@@ -124,10 +139,7 @@ Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
       return wrong(who + describe(transfer) + "; there are no such elements");
     }
   }
-  std::stable_sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
-    const bool a_receives = a.kind != TransferKind::kSend, b_receives = b.kind != TransferKind::kSend;
-    return a.round != b.round ? a.round < b.round : a_receives < b_receives;
-  });
+  sort_by_round(&transfers);
   parts_[rank] = std::move(transfers);
   return {};
 }
@@ -160,22 +172,11 @@ Status Check::pairs() const {
   return {};
 }
 
-std::vector<uint64_t> Check::cuts(int32_t first, int32_t last) const {
-  std::vector<uint64_t> cuts = {0, count_};
-  for (int32_t rank = first; rank < last; ++rank) {
-    for (const Transfer& transfer : parts_[rank]) {
-      cuts.push_back(transfer.begin);
-      cuts.push_back(transfer.begin + transfer.count);
-    }
-  }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  return cuts;
-}
-
-// Carries the schedule out on names of sums instead of numbers.
+// Runs the schedule on symbolic sums (Sums) instead of numbers.
 Status Check::outcome() const {
-  const std::vector<uint64_t> cuts = this->cuts(0, size_);
+  std::vector<uint64_t> cuts = {0, count_};
+  for (const auto& part : parts_) add_cuts(part, &cuts);
+  sort_unique(cuts);
   const size_t segments = cuts.size() - 1;
   const auto where = [&](size_t segment) {
     return range_text(cuts[segment], cuts[segment + 1] - cuts[segment]);
@@ -246,12 +247,7 @@ Status Check::outcome() const {
   return {};
 }
 
-// Entries wait for those before them that touch the same elements, unless both only read; and a send for
-// those to the same peer, or what is needed later would fill the window of what is needed now. So by
-// induction over the rounds everything comes to its turn: the sends of a round wait for receives of earlier
-// rounds only, its receives for them and for earlier ones.
-std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
-  auto schedule = std::make_shared<Schedule>();
+uint64_t Check::digest() const {
   uint64_t digest = finalize64(count_ + 1);
   for (const auto& part : parts_) {
     for (const Transfer& t : part) {
@@ -262,18 +258,28 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
     }
     digest = finalize64(digest + 1);
   }
-  schedule->digest = digest;
+  return digest;
+}
 
-  const std::vector<uint64_t> cuts = this->cuts(rank, rank + 1);
+// An entry waits for each earlier entry that touches the same elements, unless both only read them. A send
+// also waits for the previous send to the same peer; otherwise later data could fill the window that earlier
+// data needs. No entry waits for ever, by induction over the rounds: the sends of a round wait for entries of
+// earlier rounds and for sends to the same peer, its receives also for the sends of the round.
+// `overwrites_read`: a receive need not wait for sends (see Generator).
+std::shared_ptr<Schedule> make_schedule(const std::vector<Transfer>& transfers, bool overwrites_read) {
+  auto schedule = std::make_shared<Schedule>();
+  std::vector<uint64_t> cuts;
+  add_cuts(transfers, &cuts);
+  sort_unique(cuts);
   struct Touched {
     int64_t writer = -1;
     std::vector<uint32_t> readers;  // since it was written
   };
-  std::vector<Touched> touched(cuts.size() - 1);
+  std::vector<Touched> touched(cuts.size());
   std::map<std::pair<bool, int32_t>, uint32_t> numbers;
   std::map<int32_t, uint32_t> last_to;  // the newest send to each peer
   std::vector<Schedule::Entry>& entries = schedule->entries;
-  for (const Transfer& transfer : parts_[rank]) {
+  for (const Transfer& transfer : transfers) {
     const uint32_t index = static_cast<uint32_t>(entries.size());
     const bool sends = transfer.kind == TransferKind::kSend;
     entries.push_back({transfer, numbers[{sends, transfer.peer}]++, 0, false, {}, {}});
@@ -283,7 +289,7 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
       Touched& at = touched[segment];
       if (at.writer >= 0) earlier.push_back(static_cast<uint32_t>(at.writer));
       if (sends) {
-        at.readers.push_back(index);
+        if (!overwrites_read) at.readers.push_back(index);
         continue;
       }
       for (uint32_t reader : at.readers) {
@@ -293,14 +299,13 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
       at.readers.clear();
       at.writer = index;
     }
-    std::sort(earlier.begin(), earlier.end());
-    earlier.erase(std::unique(earlier.begin(), earlier.end()), earlier.end());
+    sort_unique(earlier);
     entries[index].waits_for = static_cast<uint32_t>(earlier.size());
-    for (uint32_t entry : earlier) entries[entry].before.push_back(index);
+    for (uint32_t entry : earlier) entries[entry].dependents.push_back(index);
     if (!sends) continue;
     if (const auto last_send = last_to.find(transfer.peer); last_send != last_to.end()) {
       ++entries[index].waits_for;
-      entries[last_send->second].following.push_back(index);
+      entries[last_send->second].later_sends.push_back(index);
     }
     last_to[transfer.peer] = index;
   }
@@ -309,34 +314,47 @@ std::shared_ptr<const Schedule> Check::schedule(int32_t rank) const {
 
 }  // namespace
 
+void add_transfers(std::vector<Transfer>* transfers, TransferKind kind, int32_t round, int32_t peer,
+                   uint64_t begin, uint64_t end, uint64_t block) {
+  for (; begin < end; begin += block)
+    transfers->push_back({kind, round, peer, begin, std::min(block, end - begin)});
+}
+
 Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::schedule(int32_t rank, int32_t size,
-                                                                    uint64_t count) {
-  auto kept = kept_.find({rank, size, count});
-  if (kept != kept_.end()) return kept->second;
-  auto made = make(rank, size, count);
+                                                                    uint64_t count, uint64_t block) {
+  const std::lock_guard lock(mutex_);
+  const auto key = std::make_tuple(rank, size, count, block);
+  if (auto kept = kept_.find(key); kept != kept_.end()) return kept->second;
+  auto made = make(rank, size, count, block);
   if (!made.ok()) return made;
   entries_ += made.value()->entries.size() + 1;
   if (entries_ > kKept) {
     kept_.clear();
     entries_ = made.value()->entries.size() + 1;
   }
-  kept_[{rank, size, count}] = made.value();
+  kept_[key] = made.value();
   return made;
 }
 
-Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::make(int32_t rank, int32_t size,
-                                                                uint64_t count) const {
+Result<std::shared_ptr<const Schedule>> ScheduleAlgorithm::make(int32_t rank, int32_t size, uint64_t count,
+                                                                uint64_t block) const {
+  if (generate_) {
+    std::vector<Transfer> transfers;
+    generate_(rank, size, count, block, &transfers);
+    sort_by_round(&transfers);
+    return std::shared_ptr<const Schedule>(make_schedule(transfers, true));
+  }
   Check check(name_, size, count);
   for (int32_t r = 0; r < size; ++r) {
     std::vector<Transfer> transfers;
-    Status status = write_(r, size, count, &transfers);
-    if (status.ok()) status = check.take(r, std::move(transfers));
-    if (!status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(write_(r, size, count, &transfers));
+    DSGD_RETURN_IF_ERROR(check.take(r, std::move(transfers)));
   }
-  Status status = check.pairs();
-  if (status.ok()) status = check.outcome();
-  if (!status.ok()) return status;
-  return check.schedule(rank);
+  DSGD_RETURN_IF_ERROR(check.pairs());
+  DSGD_RETURN_IF_ERROR(check.outcome());
+  auto schedule = make_schedule(check.part(rank), false);
+  schedule->digest = check.digest();
+  return std::shared_ptr<const Schedule>(std::move(schedule));
 }
 
 }  // namespace dsgd

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/sort_unique.h"
 #include "core/collectives/chunks.h"
 #include "core/collectives/direct.h"
 #include "core/mesh/operations.h"
@@ -12,15 +13,17 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-// Larger transfers are sent in place, without a copy: there may be any number of transfers, and all their
-// copies would exist at once.
-constexpr size_t kCopied = 4096;
+// Of a schedule that sends more than kMostCopied bytes, only the smallest chunks are copied, since all copies
+// may exist at once.
+constexpr uint64_t kMostCopied = 16 << 20;
+constexpr size_t kAlwaysCopied = 4096;
 
 Scheduled::Scheduled(Operations& operations, const BulkHeader& shape, ScheduledPlan plan, Done done,
                      std::shared_ptr<const Group> group)
     : Task(operations, shape, std::move(done), std::move(group)),
       plan_(std::move(plan)),
-      chunk_(operations.peers().chunk_bytes() / plan_.element) {}
+      chunk_(operations.peers().chunk_bytes() / plan_.element),
+      copied_bytes_(kAlwaysCopied) {}
 
 uint64_t Scheduled::tag(const Operations& operations, const Schedule& schedule) {
   return schedule.digest ^ operations.peers().chunk_bytes();
@@ -31,6 +34,7 @@ void Scheduled::start() {
   states_.resize(entries.size());
   receives_from_.resize(group_->size());
   left_ = entries.size();
+  uint64_t sent = 0;
   for (size_t entry = 0; entry < entries.size(); ++entry) {
     State& state = states_[entry];
     state.waits_for = entries[entry].waits_for;
@@ -38,9 +42,12 @@ void Scheduled::start() {
     if (transfer(entry).kind != TransferKind::kSend) {
       state.have.assign(state.left, 0);
       receives_from_[transfer(entry).peer].push_back(entry);
+    } else {
+      sent += transfer(entry).count * plan_.element;
     }
     if (state.waits_for == 0) ready_.push_back(entry);
   }
+  if (sent <= kMostCopied) copied_bytes_ = transport::kSmallBytes;
   begin_ready();
 }
 
@@ -69,18 +76,18 @@ void Scheduled::begin(size_t entry) {
   state.begun = true;
   if (transfer(entry).kind == TransferKind::kSend) {
     if (planned.copied) {
-      const std::byte* data = place_of(entry, 0);
+      const std::byte* data = address_of(entry, 0);
       state.copy.assign(data, data + transfer(entry).count * plan_.element);
     }
     send_entry(entry);
-    if (planned.copied) release(planned.before);
-    release(planned.following);
+    if (planned.copied) release(planned.dependents);
+    release(planned.later_sends);
     return;
   }
   auto parked = std::move(state.parked);
   state.parked.clear();
   for (auto& [chunk, receipt] : parked) {
-    landing_of(entry, chunk).take(0, receipt->data());
+    landing_of(entry, chunk).write(0, receipt->data());
     receipt->finish({});
     received(entry, chunk);
   }
@@ -95,7 +102,7 @@ void Scheduled::send_entry(size_t entry) {
     --left_;
     std::vector<std::byte>().swap(states_[entry].copy);
     const Schedule::Entry& planned = plan_.schedule->entries[entry];
-    if (!planned.copied) release(planned.before);
+    if (!planned.copied) release(planned.dependents);
   };
   for (size_t chunk = 0; chunk < chunks; ++chunk) {
     const size_t begin = chunk * chunk_, count = std::min<size_t>(chunk_, out.count - begin);
@@ -104,7 +111,7 @@ void Scheduled::send_entry(size_t entry) {
     header.offset = (out.begin + begin) * plan_.element;
     const std::byte* base = state.copy.empty() ? plan_.data + out.begin * plan_.element : state.copy.data();
     const std::span<const std::byte> data(base + begin * plan_.element, count * plan_.element);
-    if (data.size() <= kCopied) {
+    if (data.size() <= copied_bytes_) {
       send_small(out.peer, header, data);
       over();
       if (ended()) return;  // the peer is gone
@@ -143,7 +150,9 @@ std::optional<Landing> Scheduled::locate(int32_t source, const BulkHeader& heade
 
 Landing Scheduled::landing_of(size_t entry, size_t chunk) const {
   const bool reduces = transfer(entry).kind == TransferKind::kReduce;
-  return {.place = place_of(entry, chunk), .add = reduces ? &plan_.add : nullptr, .element = plan_.element};
+  return {.destination = address_of(entry, chunk),
+          .combine = reduces ? &plan_.add : nullptr,
+          .element = plan_.element};
 }
 
 void Scheduled::received(size_t entry, size_t chunk) {
@@ -151,7 +160,7 @@ void Scheduled::received(size_t entry, size_t chunk) {
   state.have[chunk] = 1;
   if (--state.left > 0) return;
   --left_;
-  release(plan_.schedule->entries[entry].before);
+  release(plan_.schedule->entries[entry].dependents);
 }
 
 void Scheduled::check_end() {
@@ -165,32 +174,40 @@ void Scheduled::drop_chunks(const Status& cause) {
   }
 }
 
-// Those that a transfer waits for that has begun; what has not begun waits for this worker, or for one of
-// these.
+// Names the peers of transfers that have begun. A transfer that has not begun waits for one of those, or for
+// this worker.
 std::vector<int32_t> Scheduled::missing() const {
   std::vector<int32_t> ranks;
   for (size_t entry = 0; entry < states_.size(); ++entry) {
     if (states_[entry].begun && states_[entry].left > 0) ranks.push_back(transfer(entry).peer);
   }
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  sort_unique(ranks);
   return ranks;
 }
+
+// A transfer's number among those between two ranks travels in 16 bits (BulkHeader::phase), and a rank sends
+// at most twice the data. So this bounds the number of blocks.
+constexpr uint64_t kMostBlocks = 1 << 15;
 
 Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm& algorithm,
                                                         AllReduceCall call) {
   if (call.group->size() == 1) return make_direct_all_reduce(algorithm, std::move(call));
   AllReducePlan& plan = call.plan;
-  auto schedule = algorithm.schedules->schedule(call.group->own_place, call.group->size(), plan.count);
+  const size_t element = dtype_size(plan.dtype);
+  const uint64_t chunk = call.operations.peers().chunk_bytes() / element;
+  const uint64_t block = chunk * (1 + 2 * plan.count / (chunk * kMostBlocks));
+  auto schedule = algorithm.schedules->schedule(call.group->own_index, call.group->size(), plan.count,
+                                                algorithm.registered() ? 0 : block);
   if (!schedule.ok()) return schedule.status();
-  call.shape.algorithm = static_cast<uint8_t>(Algorithm::kScheduled);
+  call.shape.algorithm = static_cast<uint8_t>(algorithm.code);
   call.shape.tag = Scheduled::tag(call.operations, *schedule.value());
-  // Only a registered algorithm may add the same two in either order on different workers.
-  const auto add = [dtype = plan.dtype, reduction = plan.reduction](void* destination, const void* source,
-                                                                    size_t count) {
-    reduce_symmetric(dtype, reduction, destination, source, count);
+  // In a registered algorithm one worker may compute a + b where another computes b + a.
+  const auto reduce = algorithm.registered() ? reduce_symmetric : reduce_into;
+  const auto add = [reduce, dtype = plan.dtype, reduction = plan.reduction](
+                       void* destination, const void* source, size_t count) {
+    reduce(dtype, reduction, destination, source, count);
   };
-  ScheduledPlan scheduled{schedule.value(), dtype_size(plan.dtype), plan.data, add};
+  ScheduledPlan scheduled{schedule.value(), element, plan.data, add};
   return std::unique_ptr<Task>(std::make_unique<Scheduled>(call.operations, call.shape, std::move(scheduled),
                                                            finish_all(plan, std::move(call.done)),
                                                            std::move(call.group)));

@@ -1,5 +1,5 @@
-// An all-reduce carried out after a schedule (schedule.h): each transfer begins as soon as those before it
-// that touch the same elements are over, whatever the others do; a transfer travels in chunks as all data do.
+// Executes the schedule of an all-reduce (schedule.h). A transfer begins as soon as the earlier ones that
+// touch its elements have ended; it does not wait for the rest of their round. It travels in chunks.
 #pragma once
 
 #include "core/collectives/all_reduce.h"
@@ -12,7 +12,7 @@ struct ScheduledPlan {
   std::shared_ptr<const Schedule> schedule;
   size_t element = 4;         // bytes
   std::byte* data = nullptr;  // in place
-  Add add;
+  Combine add;
 };
 
 class Scheduled final : public Task {
@@ -41,7 +41,7 @@ class Scheduled final : public Task {
 
   const Transfer& transfer(size_t entry) const { return plan_.schedule->entries[entry].transfer; }
   size_t chunks_of(size_t entry) const { return (transfer(entry).count + chunk_ - 1) / chunk_; }
-  std::byte* place_of(size_t entry, size_t chunk) const {
+  std::byte* address_of(size_t entry, size_t chunk) const {
     return plan_.data + (transfer(entry).begin + chunk * chunk_) * plan_.element;
   }
 
@@ -54,7 +54,8 @@ class Scheduled final : public Task {
   void check_end();
 
   ScheduledPlan plan_;
-  const size_t chunk_;  // elements
+  const size_t chunk_;   // elements
+  size_t copied_bytes_;  // a chunk of at most this size is copied and sent at once
   std::vector<State> states_;
   std::vector<std::vector<size_t>> receives_from_;  // by rank, by number: the entry
   std::vector<size_t> ready_;                       // entries that may begin

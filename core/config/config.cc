@@ -125,8 +125,9 @@ Result<LauncherNote> Config::read_launcher() {
     return LauncherNote{config::unknown_launcher_warning(other_variables_), true};
   }
   const config::Launch& launch = *found.value();
-  // num_workers differs from the launcher's size, so this is not the launcher's job.
-  if (given("num_workers") && integer("num_workers") != launch.size) return LauncherNote{};
+  // The host asks for another job than the launcher's, or for a worker that trains alone.
+  if (given("num_workers") && (integer("num_workers") != launch.size || launch.size <= 1))
+    return LauncherNote{};
   if (launch.rank >= launch.size)
     return invalid("rank", launch.rank_variable + "=" + std::to_string(launch.rank) + " of " +
                                launch.launcher + " is not below " + launch.size_variable + "=" +
@@ -196,6 +197,12 @@ Status Config::validate(bool for_head) const {
   return status.ok() ? status : with_misspelt_variables(status);
 }
 
+Status Config::validate_client() const {
+  Status status = check_environment(true);
+  if (status.ok()) status = check_tls();
+  return status.ok() ? status : with_misspelt_variables(status);
+}
+
 Status Config::check_environment(bool for_head) const {
   for (const auto& [key, value] : environment_) {
     if (for_head && (key == "algorithm" || key == "strategy")) continue;
@@ -210,6 +217,10 @@ Status Config::check_environment(bool for_head) const {
         "num_workers",
         "key 'head' is set, but 'num_workers' is not: set num_workers (or DSGD_NUM_WORKERS) to the "
         "number of workers of the whole job, 1 for one that trains alone");
+  if (!for_head && integer("checkpoint_interval") > 0 && text("checkpoint_dir").empty())
+    return invalid("checkpoint_dir", "key 'checkpoint_interval' is " + text("checkpoint_interval") +
+                                         ", but checkpoint_dir is not set: set it to the folder of the job's "
+                                         "checkpoints, on a file system that all workers share");
   return {};
 }
 
@@ -219,8 +230,9 @@ Status Config::check_together() const {
   if (workers > 1 && text("head").empty())
     return invalid("head", "key 'head' is not set, but " + of_workers +
                                ": set head (or DSGD_HEAD) to the address of the head, HOST:PORT");
-  if (integer("rank") >= workers)
-    return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " + of_workers +
+  if (const int64_t most = integer("max_workers"); integer("rank") >= std::max(workers, most))
+    return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " +
+                               (most > workers ? "max_workers is " + std::to_string(most) : of_workers) +
                                " and ranks begin at 0; set rank lower or num_workers higher");
   if (integer("servers") > workers)
     return invalid("servers",
@@ -229,18 +241,51 @@ Status Config::check_together() const {
   if (const int64_t least = integer("min_workers"); least > workers) {
     return invalid("min_workers", "key 'min_workers': " + std::to_string(least) + " is too many, since " +
                                       of_workers + "; leave min_workers unset");
-  } else if (least < workers) {
-    return Status(Code::kUnsupported,
-                  "key 'min_workers': " + std::to_string(least) + " is less than num_workers (" +
-                      std::to_string(workers) +
-                      "), but going on after a loss is not supported yet; leave min_workers unset")
-        .with_parameter("min_workers");
+  } else if (const int64_t most = integer("max_workers"); most < workers) {
+    return invalid("max_workers", "key 'max_workers': " + std::to_string(most) + " is too few, since " +
+                                      of_workers + "; leave max_workers unset");
+  } else if (views_change() && flag("early_update")) {
+    return invalid("early_update",
+                   "early_update = 1 changes values before a step is sure to end, so no worker could go on "
+                   "in another view; set early_update = 0, or leave min_workers, max_workers and "
+                   "rejoin_timeout unset");
   }
   if (duration("heartbeat_interval") > duration("lease") / 2)
     return invalid("heartbeat_interval",
                    "key 'heartbeat_interval': '" + text("heartbeat_interval") +
                        "' is more than half of lease ('" + text("lease") +
                        "'), so that one late renewal would lose the worker; set it lower, or 0");
+  if (const auto straggler = duration("straggler_timeout"); straggler.count() > 0) {
+    if (!views_change())
+      return invalid(
+          "straggler_timeout",
+          "key 'straggler_timeout': '" + text("straggler_timeout") +
+              "' evicts a worker, and this job cannot go on without it; set min_workers to less than "
+              "num_workers (" +
+              text("num_workers") + "), or straggler_timeout to 0");
+    if (straggler < duration("lease"))
+      return invalid("straggler_timeout", "key 'straggler_timeout': '" + text("straggler_timeout") +
+                                              "' is less than lease ('" + text("lease") +
+                                              "'), so that few reports would decide; set it higher, or 0");
+  }
+  if (const std::string& nonfinite = text("nonfinite");
+      text("loss_scale") == "dynamic" && (nonfinite == "fail" || nonfinite == "zero"))
+    return invalid("nonfinite", "key 'nonfinite': '" + nonfinite +
+                                    "' cannot be combined with loss_scale = dynamic, which finds its factor "
+                                    "by steps that overflow and are skipped; set nonfinite to skip or off");
+  if (const std::string& wire = text("wire"); wire != "fp32") {
+    if (flag("reproducible")) {
+      return invalid("wire", "key 'wire': '" + wire +
+                                 "' cannot be combined with reproducible = 1, whose sums travel as integers; "
+                                 "set wire to fp32, or reproducible to 0");
+    }
+    if (wire == "fp16" && text("loss_scale") == "off") {
+      return invalid("wire",
+                     "key 'wire': 'fp16' needs loss_scale, which skips a step whose sums overflow and keeps "
+                     "small gradients from becoming 0; set loss_scale to dynamic, or wire to bf16");
+    }
+  }
+  if (Status status = check_tls(); !status.ok()) return status;
   const size_t devices = config::split_list(text("devices")).size();
   if (text("devices") != "auto" && static_cast<uint64_t>(integer("devices_per_worker")) > devices)
     return invalid("devices_per_worker", "key 'devices_per_worker': " + text("devices_per_worker") +
@@ -249,33 +294,47 @@ Status Config::check_together() const {
   return {};
 }
 
+Status Config::check_tls() const {
+  constexpr const char* kTls[] = {"tls_cert", "tls_key", "tls_ca"};
+  for (const char* missing : kTls) {
+    for (const char* other : kTls) {
+      if (text(missing).empty() && !text(other).empty())
+        return invalid(missing, std::string("key '") + missing + "' is not set, but '" + other +
+                                    "' is: TLS needs all of tls_cert, tls_key and tls_ca; set " + missing +
+                                    " to the path of a PEM file");
+    }
+  }
+  return {};
+}
+
 const std::string* Config::get(std::string_view key) const {
   for (const auto* layer : {&set_, &environment_, &file_, &launcher_})
     if (const auto found = layer->find(key); found != layer->end()) return &found->second;
-  static const auto defaults = [] {
-    std::map<std::string, std::string, std::less<>> values;
-    for (const ConfigKey& row : config_keys()) values[row.name] = row.default_value;
+  // Threads may read while the process exits, so none of the statics here is destroyed.
+  static const auto* const kDefaults = [] {
+    auto* const values = new std::map<std::string, std::string, std::less<>>;
+    for (const ConfigKey& row : config_keys()) (*values)[row.name] = row.default_value;
     return values;
   }();
-  const auto found = defaults.find(key);
-  return found == defaults.end() ? nullptr : &found->second;
+  const auto found = kDefaults->find(key);
+  return found == kDefaults->end() ? nullptr : &found->second;
 }
 
 // The log level is read before validate() can report a bad one; such a value then counts as the default.
 const std::string& Config::text(std::string_view key) const {
-  static const std::string kEmpty;
+  static const auto* const kEmpty = new std::string;
   const std::string* value = get(key);
   const Rule* rule = config::find_rule(key);
-  if (!value || !rule) return kEmpty;
+  if (!value || !rule) return *kEmpty;
   if (rule->type != Type::kChoice || check_value(*rule, *value).ok()) return *value;
-  static const Config kDefaults;
-  return *kDefaults.get(key);
+  static const auto* const kDefaults = new Config;
+  return *kDefaults->get(key);
 }
 
 int64_t Config::integer(std::string_view key) const {
   const std::string& value = text(key);
-  if (key == "min_workers" && value.empty()) return integer("num_workers");
-  return config::parse_integer(value).value_or(0);
+  if ((key == "min_workers" || key == "max_workers") && value.empty()) return integer("num_workers");
+  return parse_integer(value).value_or(0);
 }
 
 bool Config::flag(std::string_view key) const { return text(key) == "1"; }

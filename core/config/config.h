@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/views_change.h"
 #include "core/config/nearest.h"
 #include "transport/base/status.h"
 
@@ -52,14 +53,16 @@ class Config {
   Status set(std::string_view key, std::string_view value);
   // Text of a configuration file; `name` is for messages ("job.conf:3: ..."). All or nothing.
   Status parse(std::string_view text, const std::string& name);
-  // Gives num_workers, rank, head and job the values that a foreign launcher (torchrun, mpirun, srun) says,
-  // where nothing else gives them. For workers, before validate(). An error names misspelt variables, as in
-  // validate().
+  // Takes num_workers, rank, head and job from the environment of a foreign launcher (torchrun, mpirun,
+  // srun), where nothing else gives them. For workers, before validate(). An error names misspelt variables,
+  // as in validate().
   Result<LauncherNote> apply_launcher();
-  // Errors that wait for dsgd_init: bad values in the environment, keys that do not go together.
-  // A head uses neither algorithm nor strategy, and does not know the names that workers have registered.
+  // Checks what set() and parse() do not: values from the environment, and keys that exclude each other. For
+  // a head, algorithm and strategy are not checked: it does not know the names that workers have registered.
   // An error also names each unknown variable that resembles the variable of a key without a value.
   Status validate(bool for_head = false) const;
+  // The same for a process that only asks the head: it needs no keys of workers.
+  Status validate_client() const;
   // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software
   // uses such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the
   // session or head.
@@ -67,10 +70,15 @@ class Config {
 
   const std::string* get(std::string_view key) const;  // effective value; null: unknown key
   // Typed, for keys whose name is in the table and whose value has been validated. Values that stand for a
-  // derived one are resolved here: an empty min_workers is num_workers, a heartbeat_interval of 0 a fifth of
-  // lease.
+  // derived one are resolved here: an empty min_workers or max_workers is num_workers, a heartbeat_interval
+  // of 0 a fifth of lease.
   int64_t integer(std::string_view key) const;
   bool flag(std::string_view key) const;
+  // The job goes on after a loss, or workers may join it while it runs.
+  bool views_change() const {
+    return dsgd::views_change(integer("num_workers"), integer("min_workers"), integer("max_workers"),
+                              duration("rejoin_timeout"));
+  }
   uint64_t size(std::string_view key) const;  // bytes
   std::chrono::nanoseconds duration(std::string_view key) const;
   const std::string& text(std::string_view key) const;
@@ -85,6 +93,7 @@ class Config {
   Status check_value(const config::Rule& rule, std::string_view value) const;
   Status check_environment(bool for_head) const;
   Status check_together() const;
+  Status check_tls() const;
   Result<LauncherNote> read_launcher();
   Status with_misspelt_variables(const Status& status) const;
 
@@ -109,6 +118,7 @@ class Options {
   // Reads a key into `out` if present and remembers it as known; a bad value is kept as an error for
   // finish().
   void number(std::string_view key, double* out, double minimum, double maximum);
+  void integer(std::string_view key, int32_t* out, int32_t minimum, int32_t maximum);
   void flag(std::string_view key, bool* out);
   void choice(std::string_view key, std::string* out, const std::vector<std::string>& choices);
   Status finish();  // first bad value, or an unknown key with the nearest known one

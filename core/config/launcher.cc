@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/config/integer.h"
+#include "core/base/integer.h"
 
 namespace dsgd::config {
 namespace {
@@ -32,6 +32,14 @@ int64_t derived_port(std::string_view job) {
   uint32_t hash = 2166136261u;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return kFirst + hash % kCount;
+}
+
+// HOST:PORT
+bool is_address(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  const int64_t port = parse_integer(text.substr(colon + 1)).value_or(0);
+  return 1 <= port && port <= 65535;
 }
 
 // The head's address next to PyTorch's own store, which listens on MASTER_PORT.
@@ -78,8 +86,12 @@ void read_slurm(const Variables& variables, const std::string&, Launch* launch) 
 // Its environment has no name for the job, so the pid or the address of Hydra's proxy names it. All processes
 // of a host have the same proxy.
 void read_mpich(const Variables& variables, const std::string& launcher_process, Launch* launch) {
-  launch->job = "mpich." + (has(variables, "PMI_FD") ? launcher_process : text(variables, "PMI_PORT"));
-  launch->port = derived_port(launch->job);
+  const std::string proxy = has(variables, "PMI_FD") ? launcher_process : text(variables, "PMI_PORT");
+  launch->job = "mpich." + proxy;
+  if (has(variables, "PMI_FD") || is_address(proxy))
+    launch->port = derived_port(launch->job);
+  else
+    launch->no_port = "PMI_PORT='" + proxy + "' is not HOST:PORT: start the workers with mpirun";
 }
 
 // A launcher that dsgd understands. A launcher sets all of `needed` for each process that it starts.
@@ -233,7 +245,8 @@ Result<std::optional<Launch>> find_launch(const Variables& variables, const std:
     };
     const auto size = count(known.size);
     if (!size.ok()) return size.status();
-    if (size.value() <= 1) continue;  // a launcher may have started this process for another launcher
+    // A launcher may have started this process for another launcher. A rank that is too high is an error.
+    if (size.value() <= 1 && number(variables, known.rank).value_or(0) < 1) continue;
     const auto rank = count(known.rank);
     if (!rank.ok()) return rank.status();
     Launch launch;

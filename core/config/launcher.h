@@ -28,8 +28,8 @@ struct Launch {
 };
 
 // Nothing if no known launcher started this process as one of several. Where launchers are nested, the
-// innermost that started several counts. `launcher_process` names the local process of the launcher, "" if it
-// is not known.
+// innermost that started several counts. The rank may be too high for the size. `launcher_process` names the
+// local process of the launcher, "" if it is not known.
 Result<std::optional<Launch>> find_launch(const Variables& variables, const std::string& launcher_process);
 
 // A warning if a launcher that dsgd does not understand seems to have started several processes, or has

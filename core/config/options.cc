@@ -58,6 +58,13 @@ void Options::bad(std::string_view key, const std::string& value, const std::str
           .with_parameter(std::string(key));
 }
 
+void Options::integer(std::string_view key, int32_t* out, int32_t minimum, int32_t maximum) {
+  double value = *out;
+  number(key, &value, minimum, maximum);
+  if (value != std::trunc(value)) return bad(key, *read(key), "a whole number");
+  *out = static_cast<int32_t>(value);
+}
+
 void Options::number(std::string_view key, double* out, double minimum, double maximum) {
   const std::string* value = read(key);
   if (!value) return;

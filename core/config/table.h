@@ -8,14 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/integer.h"
 #include "core/config/config.h"
-#include "core/config/integer.h"
+#include "core/config/units.h"
 
 namespace dsgd::config {
 
 enum class Type {
   kText,
   kAddress,
+  kAddresses,
   kDevices,
   kPorts,
   kInteger,
@@ -26,13 +28,12 @@ enum class Type {
   kChoice
 };
 
+// A default of "" or "0", which stands for a derived value or none, is valid whatever the bounds are.
 struct Rule {
   ConfigKey key;
   Type type;
   // Integer; nanoseconds; bytes; of a text, the length where it is not the usual one.
-  int64_t minimum, maximum;
-  bool zero_too;   // 0 is valid although it is below the minimum (it stands for a derived value)
-  bool empty_too;  // "" is valid (nothing given)
+  int64_t minimum = 0, maximum = 0;
 };
 
 const Rule* find_rule(std::string_view key);  // null: unknown
@@ -42,11 +43,6 @@ std::vector<std::string> environment_names();
 // A value that does not fit gives an error that names the key, the value and what would do.
 // `more`: further values of a choice.
 Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more = {});
-
-// "500ms" in nanoseconds, units ns, us, ms, s, m, h; "64K" in bytes, units K, M, G, T. Nothing on bad syntax
-// or overflow.
-std::optional<int64_t> parse_duration(std::string_view text);
-std::optional<int64_t> parse_size(std::string_view text);
 
 // "7701-7720" or "7701"; nothing on bad syntax, port 0, or where the last is below the first.
 std::optional<PortRange> parse_ports(std::string_view text);

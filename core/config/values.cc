@@ -1,9 +1,7 @@
 // Reading and checking single values.
 #include <algorithm>
-#include <charconv>
-#include <limits>
-#include <utility>
 
+#include "core/base/address.h"
 #include "core/base/text.h"
 #include "core/config/device_name.h"
 #include "core/config/table.h"
@@ -13,55 +11,9 @@ namespace dsgd::config {
 namespace {
 
 constexpr size_t kLongestText = 255;
-constexpr size_t kLongestSocketPath = 107;  // sizeof(sockaddr_un::sun_path) of Linux, less the final zero
-
-// Digits and then one of the units; nothing on overflow.
-std::optional<int64_t> parse_scaled(std::string_view text,
-                                    std::initializer_list<std::pair<std::string_view, int64_t>> units) {
-  int64_t number = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (failed != std::errc() || number < 0 || text.front() == '-') return std::nullopt;
-  const std::string_view unit(end, text.data() + text.size() - end);
-  for (const auto& [name, scale] : units) {
-    if (unit != name) continue;
-    if (number > std::numeric_limits<int64_t>::max() / scale) return std::nullopt;
-    return number * scale;
-  }
-  return std::nullopt;
-}
-
-// "" if it is HOST:PORT, [IPV6]:PORT or unix:PATH, else what is wrong.
-// `any_port` says what port 0 means.
-std::string address_fault(std::string_view text, const std::string& any_port) {
-  if (text.starts_with("unix:")) {
-    const size_t path = text.size() - std::string_view("unix:").size();
-    if (path == 0) return "has no path; write unix:PATH";
-    if (path > kLongestSocketPath)
-      return "has a path of " + std::to_string(path) + " bytes, but a Unix socket's has at most " +
-             std::to_string(kLongestSocketPath) + "; choose a shorter path";
-    return "";
-  }
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos && parse_integer(text)) return "has no host; write HOST:PORT";
-  if (colon == std::string_view::npos || text.ends_with(']'))
-    return "has no port; write HOST:PORT (" + any_port + ")";
-  const std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);
-  if (host.empty()) return "has no host; write HOST:PORT";
-  const bool bracketed = host.starts_with('[') && host.ends_with(']');
-  if (bracketed ? host.size() == 2 : host.find_first_of("[]") != std::string_view::npos)
-    return "is not an address; write HOST:PORT or [IPV6]:PORT";
-  if (!bracketed && host.find(':') != std::string_view::npos)
-    return "is ambiguous; write an IPv6 address as [IPV6]:PORT";
-  if (host.find_first_of(" \t/") != std::string_view::npos)
-    return "has a blank or '/' in its host; write HOST:PORT";
-  const auto number = parse_integer(port);
-  if (!number || *number < 0 || *number > 65535 || port.front() == '-')
-    return "has a bad port '" + std::string(port) + "'; ports are 0..65535";
-  return "";
-}
 
 std::string devices_fault(std::string_view text) {
-  static const std::vector<std::string> kBackends = {"cuda"};
+  const std::vector<std::string> backends = {"cuda"};
   const std::vector<std::string> devices = split_list(text);
   for (const std::string& device : devices) {
     if (device == "auto") {
@@ -69,7 +21,7 @@ std::string devices_fault(std::string_view text) {
       return "has auto among other devices; write auto alone, or name all devices";
     }
     if (device.empty()) return "is not a list of devices; write for example auto, cpu or cuda:0,cuda:1";
-    if (const auto name = parse_device_name(device, kBackends); !name.ok())
+    if (const auto name = parse_device_name(device, backends); !name.ok())
       return "is not a list of devices: " + name.status().message() +
              "; auto, as the only entry, takes every GPU of this process";
   }
@@ -77,7 +29,7 @@ std::string devices_fault(std::string_view text) {
 }
 
 std::string text_fault(const Rule& rule, std::string_view value) {
-  if (value.empty() && !rule.empty_too) return "must not be empty";
+  if (value.empty() && *rule.key.default_value) return "must not be empty";
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
   if (rule.type == Type::kText && value.size() > longest)
     return "is longer than " + std::to_string(longest) + " characters";
@@ -85,10 +37,16 @@ std::string text_fault(const Rule& rule, std::string_view value) {
     return "is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8";
   if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
-  if (rule.type == Type::kAddress)
-    return address_fault(value, rule.key.name == std::string_view("head")
-                                    ? "port 0 lets the system choose where `dsgd head` listens"
-                                    : "port 0 lets the system choose");
+  if (rule.type == Type::kAddress) return address_fault(value, "port 0 lets the system choose");
+  if (rule.type == Type::kAddresses) {
+    for (const std::string& one : split_addresses(std::string(value))) {
+      if (one.starts_with("unix:") && one.size() < value.size())
+        return "has a Unix socket beside other heads";
+      const std::string wrong = address_fault(one, "port 0 lets the system choose where `dsgd head` listens");
+      if (!wrong.empty()) return wrong;
+    }
+    return "";
+  }
   if (rule.type == Type::kDevices) return devices_fault(value);
   if (rule.type == Type::kPorts && !parse_ports(value))
     return "is not a port or a range of ports; write for example 7701-7720";
@@ -97,9 +55,9 @@ std::string text_fault(const Rule& rule, std::string_view value) {
 
 std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number,
                          const char* what) {
-  if (value.empty() && rule.empty_too) return "";
+  if (value.empty() && !*rule.key.default_value) return "";
   if (!number) return std::string("is not ") + what + " (range " + rule.key.range + ")";
-  if (*number == 0 && rule.zero_too) return "";
+  if (*number == 0 && rule.key.default_value == std::string_view("0")) return "";
   if (*number < rule.minimum || *number > rule.maximum) return std::string("is outside ") + rule.key.range;
   return "";
 }
@@ -119,6 +77,7 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
   switch (rule.type) {
     case Type::kText:
     case Type::kAddress:
+    case Type::kAddresses:
     case Type::kDevices:
     case Type::kPorts:
       return text_fault(rule, value);
@@ -171,24 +130,6 @@ std::vector<std::string> choices(const char* range) {
     if (bar == std::string_view::npos) return names;
     rest.remove_prefix(bar + 1);
   }
-}
-
-std::optional<int64_t> parse_duration(std::string_view text) {
-  if (text == "0") return 0;
-  return parse_scaled(text, {{"ns", 1},
-                             {"us", 1'000},
-                             {"ms", 1'000'000},
-                             {"s", 1'000'000'000},
-                             {"m", 60'000'000'000},
-                             {"h", 3'600'000'000'000}});
-}
-
-std::optional<int64_t> parse_size(std::string_view text) {
-  return parse_scaled(text, {{"", 1},
-                             {"K", int64_t{1} << 10},
-                             {"M", int64_t{1} << 20},
-                             {"G", int64_t{1} << 30},
-                             {"T", int64_t{1} << 40}});
 }
 
 std::optional<PortRange> parse_ports(std::string_view text) {

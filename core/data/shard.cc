@@ -1,5 +1,6 @@
 #include "core/data/shard.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "core/base/mix.h"
@@ -23,8 +24,8 @@ class Permutation {
     for (int round = 0; round < rounds_; ++round) keys_[round] = finalize64(state += kGolden);
   }
 
-  // The network permutes the next power of two, less than twice as many; what falls outside is sent through
-  // again until it falls inside, which keeps it a permutation.
+  // The network permutes [0, P), where P < 2 * samples is the next power of two. Outputs that are not below
+  // `samples` go through it again (cycle walking), so the whole remains a permutation.
   uint64_t operator()(uint64_t position) const {
     if (samples_ < 2) return 0;
     do position = network(position);
@@ -33,8 +34,8 @@ class Permutation {
   }
 
  private:
-  // Two inputs forget how they differed by a factor of 2^-(bits/2) in two rounds: halves of a few bits need
-  // many rounds.
+  // Every two rounds reduce the correlation between the outputs of two inputs by a factor of 2^-(bits/2), so
+  // halves of a few bits need many rounds.
   static constexpr int kSmallBits = 10, kMostRounds = 32;
 
   static uint64_t mask(int bits) { return (uint64_t{1} << bits) - 1; }  // bits <= 32
@@ -59,19 +60,47 @@ uint64_t permuted_index(uint64_t position, uint64_t samples, uint64_t seed, uint
 }
 
 void Shard::seek(uint64_t epoch, uint64_t position) {
-  epoch_ = epoch, position_ = position;
-  left_ = share(samples_ - position);
+  epoch_ = epoch, begin_ = tail_ = dealt_from_ = position;
+  slots_ = workers_;
+  part_ = {0, static_cast<uint32_t>(rank_), 0, 0, 0, {}};
+  drawn_ = 0;
+  end_ = samples_ - position > rank_ ? (samples_ - position - rank_ - 1) / workers_ + 1 : 0;
+  over_ = false;
+}
+
+void Shard::take(const SampleLedger& ledger, uint64_t worker) {
+  const SampleLedger::Part* part = find_part(ledger, worker);
+  epoch_ = ledger.epoch, begin_ = ledger.begin, tail_ = ledger.tail;
+  slots_ = ledger.slots;
+  part_ = part ? *part : SampleLedger::Part{};
+  drawn_ = part_.held;
+  end_ = part ? end_of(ledger, *part) : 0;
+  dealt_from_ = samples_ - dealt_samples(ledger);
+  over_ = false;
+}
+
+uint64_t Shard::position() const {
+  const uint64_t turns = drawn_ - part_.held, left = samples_ - dealt_from_;
+  if (over_ || slots_ == 0 || turns > left / slots_) return samples_;
+  return std::min(samples_, dealt_from_ + turns * slots_);
 }
 
 size_t Shard::next(int64_t* indices, size_t max) {
   const Permutation permutation(samples_, seed_, epoch_);
   size_t count = 0;
-  for (; count < max && left_ > 0; ++count, --left_) {
-    const uint64_t own = position_ + rank_;
-    indices[count] = static_cast<int64_t>(shuffle_ ? permutation(own) : own);
-    position_ = samples_ - position_ > workers_ ? position_ + workers_ : samples_;  // no overflow near 2^64
+  const auto draw = [&](const SampleRun& run, uint64_t skipped) {
+    for (; count < max && skipped < run.count; ++count, ++skipped, ++drawn_) {
+      const uint64_t own = run.first + skipped * run.stride;
+      indices[count] = static_cast<int64_t>(shuffle_ ? permutation(own) : own);
+    }
+  };
+  uint64_t at = part_.base;  // what this worker has drawn before the run
+  for (const SampleRun& run : part_.runs) {
+    if (drawn_ < at + run.count) draw(run, drawn_ - at);
+    at += run.count;
   }
-  if (count < max) position_ = samples_;  // the epoch is over
+  if (drawn_ < end_) draw({tail_ + part_.slot + part_.taken * slots_, slots_, end_ - at}, drawn_ - at);
+  if (count < max) over_ = true;
   return count;
 }
 

@@ -1,12 +1,13 @@
 // Which samples a worker reads. A permutation of 0..samples-1 that is computed element by element (a Feistel
 // network with cycle walking, Black & Rogaway 2002), so that no worker holds an index table. After seek(e, b)
-// position p >= b of the permutation belongs to worker (p - b) mod W.
+// position p >= b of the permutation belongs to worker (p - b) mod W, until a ledger deals the rest out anew.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "transport/base/status.h"
+#include "core/data/ledger.h"
 
 namespace dsgd {
 
@@ -17,24 +18,41 @@ uint64_t permuted_index(uint64_t position, uint64_t samples, uint64_t seed, uint
 class Shard {
  public:
   Shard(uint64_t samples, uint64_t seed, bool shuffle, uint32_t rank, uint32_t workers)
-      : samples_(samples), seed_(seed), shuffle_(shuffle), rank_(rank), workers_(workers), left_(size()) {}
+      : samples_(samples), seed_(seed), shuffle_(shuffle), rank_(rank), workers_(workers) {
+    seek(0, 0);
+  }
+  // Among which passes are split from now on.
+  void set_workers(uint32_t rank, uint32_t workers) { rank_ = rank, workers_ = workers; }
   void seek(uint64_t epoch, uint64_t position);  // position <= samples()
-  uint64_t position() const { return position_; }
+  // Goes on with this worker's part of the ledger, behind what it had drawn when the ledger was dealt.
+  void take(const SampleLedger& ledger, uint64_t worker);
+  // As next() with `count` indices, or with fewer at the end of the part.
+  void skip(uint64_t count) { drawn_ += std::min(count, end_ - drawn_); }
+  uint64_t epoch() const { return epoch_; }
+  // Of all workers, if each has drawn as many indices since they were dealt out as this one.
+  uint64_t position() const;
+  uint64_t begin() const { return begin_; }          // of the last seek()
+  uint64_t drawn() const { return drawn_; }          // since then, by this worker
+  bool exhausted() const { return drawn_ == end_; }  // until the next seek() or take()
+  bool same_data(uint64_t samples, uint64_t seed, bool shuffle) const {
+    return samples_ == samples && seed_ == seed && shuffle_ == shuffle;
+  }
+  uint64_t seed() const { return seed_; }
+  bool shuffle() const { return shuffle_; }
   size_t next(int64_t* indices, size_t max);
   uint64_t samples() const { return samples_; }
-  uint64_t size() const { return share(samples_); }
+  uint64_t size() const { return samples_ > rank_ ? (samples_ - rank_ - 1) / workers_ + 1 : 0; }
 
  private:
-  // How many of `samples` positions are this worker's.
-  uint64_t share(uint64_t samples) const {
-    return samples > rank_ ? (samples - rank_ - 1) / workers_ + 1 : 0;
-  }
-
   uint64_t samples_, seed_;
   bool shuffle_;
-  uint64_t rank_, workers_, epoch_ = 0;
-  uint64_t position_ = 0;  // of all workers, if each has drawn as many indices since seek() as this one
-  uint64_t left_;          // indices of this worker that are not drawn yet
+  uint64_t rank_, workers_, epoch_ = 0, begin_ = 0;
+  // This worker's part, which begins with what it had drawn already; see SampleLedger.
+  SampleLedger::Part part_;
+  uint64_t tail_ = 0, slots_ = 1;
+  uint64_t dealt_from_ = 0;  // samples that were in no part then, or were drawn
+  uint64_t drawn_ = 0, end_ = 0;
+  bool over_ = false;  // the host has been told that the epoch is over
 };
 
 }  // namespace dsgd

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <new>
 #include <utility>
 
 #include "core/device/device.h"
@@ -14,10 +13,10 @@ namespace dsgd::device {
 namespace {
 
 // One call into the table: a code and a message become a Status.
-template <typename Call>
-Status call(Call&& function) {
+template <typename Function, typename... Arguments>
+Status call(const Function& function, Arguments&&... arguments) {
   Message message{};
-  const int32_t code = function(&message);
+  const int32_t code = function(arguments..., &message);
   if (code == 0) return {};
   message.text[sizeof message.text - 1] = 0;
   return Status(static_cast<Code>(code), message.text);
@@ -26,16 +25,16 @@ Status call(Call&& function) {
 // Limit of a release after another device has hung.
 constexpr std::chrono::nanoseconds kAfterHang = std::chrono::milliseconds(100);
 
-class Opened final : public Device, public std::enable_shared_from_this<Opened> {
+class BackendDevice final : public Device, public std::enable_shared_from_this<BackendDevice> {
  public:
-  Opened(const Backend& backend, Handle* handle, int32_t index, Patience patience)
+  BackendDevice(const Backend& backend, Handle* handle, int32_t index, TimeLimits limits)
       : backend(backend),
         handle(handle),
         index_(index),
         name_(std::string(backend.name) + ':' + std::to_string(index)),
         description_(name_ + ": " + backend.describe(handle)),
-        patience_(std::move(patience)) {}
-  ~Opened() override {
+        limits_(std::move(limits)) {}
+  ~BackendDevice() override {
     release([close = backend.close, handle = handle] { close(handle); });
   }
 
@@ -52,8 +51,15 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override {
     return memory(nbytes, backend.allocate_staging, backend.release_staging);
   }
+  Result<std::shared_ptr<void>> allocate_staging_parts(size_t nbytes, std::vector<ByteRange> parts) override {
+    const auto allocate = [parts = std::move(parts), function = backend.allocate_staging_parts](
+                              Handle* device, uint64_t size, void** data, Message* message) {
+      return function(device, size, parts.data(), static_cast<uint32_t>(parts.size()), data, message);
+    };
+    return memory(nbytes, allocate, backend.release_staging_parts);
+  }
   Status check(const void* data, size_t nbytes) const override {
-    return call([&](Message* message) { return backend.check_pointer(handle, data, nbytes, message); });
+    return call(backend.check_pointer, handle, data, nbytes);
   }
   void release_after_work(std::function<void()> release) override {
     if (calls_.late()) {
@@ -67,39 +73,36 @@ class Opened final : public Device, public std::enable_shared_from_this<Opened> 
   Status record_stream(DeviceEvent& event, void* stream) override;
   Status stream_wait(void* stream, DeviceEvent& event) override;
 
-  // The device is let go of last, behind all that is released before.
+  // Runs `call`, which frees something of the device, after all earlier ones. Waits for a limited time. The
+  // last one closes the device itself.
   template <typename Call>
   void release(const Call& call) {
-    try {
-      if (calls_.run(*patience_.hangs ? std::min(kAfterHang, patience_.release) : patience_.release, call))
-        return;
-      *patience_.hangs = true;
-      if (warned_.exchange(true) || !patience_.warn) return;
-    } catch (const std::bad_alloc&) {
-      return call();
-    }
-    patience_.warn(
+    if (calls_.run(*limits_.hangs ? std::min(kAfterHang, limits_.release) : limits_.release, call)) return;
+    *limits_.hangs = true;
+    if (warned_.exchange(true) || !limits_.warn) return;
+    limits_.warn(
         name_ +
         " has not finished its enqueued work (dsgd's and the host's); dsgd does not wait longer, and "
         "frees the memory when the work ends");
   }
 
+  using Allocate = std::function<int32_t(Handle*, uint64_t, void**, Message*)>;
+  using Release = std::function<void(Handle*, void*)>;
+  Result<std::shared_ptr<void>> memory(size_t nbytes, const Allocate& allocate, const Release& release);
+
   const Backend& backend;
   Handle* const handle;
 
  private:
-  using Allocate = int32_t (*)(Handle*, uint64_t, void**, Message*);
-  using Release = void (*)(Handle*, void*);
-  Result<std::shared_ptr<void>> memory(size_t nbytes, Allocate allocate, Release release);
-
   const int32_t index_;
   const std::string name_, description_;
-  const Patience patience_;
+  const TimeLimits limits_;
   std::atomic<bool> warned_ = false;
   transport::BoundedCalls calls_;
 };
 
-Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, Release release) {
+Result<std::shared_ptr<void>> BackendDevice::memory(size_t nbytes, const Allocate& allocate,
+                                                    const Release& release) {
   struct Made {
     std::mutex mutex;
     bool ended = false, given_up = false;
@@ -109,7 +112,7 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
   const auto made = std::make_shared<Made>();
   const auto allocate_here = [made, allocate, release, nbytes, handle = handle] {
     void* data = nullptr;
-    Status status = call([&](Message* message) { return allocate(handle, nbytes, &data, message); });
+    Status status = call(allocate, handle, nbytes, &data);
     std::unique_lock lock(made->mutex);
     if (made->given_up) {
       lock.unlock();
@@ -120,14 +123,15 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
     made->data = data;
     made->status = std::move(status);
   };
-  if (!calls_.late()) (void)calls_.run(patience_.allocation, allocate_here);  // else it would only wait, too
+  // After a late call this one would only wait behind it.
+  if (!calls_.late()) (void)calls_.run(limits_.allocation, allocate_here);
   std::lock_guard lock(made->mutex);
   if (!made->ended) {
     made->given_up = true;
     return Status(
         Code::kTimeout,
         name_ + " has not allocated " + std::to_string(nbytes) + " bytes within " +
-            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience_.allocation).count()) +
+            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limits_.allocation).count()) +
             " s; a stream of the host may be blocked");
   }
   if (!made->status.ok()) return made->status;
@@ -136,10 +140,11 @@ Result<std::shared_ptr<void>> Opened::memory(size_t nbytes, Allocate allocate, R
   });
 }
 
-class OpenedEvent final : public DeviceEvent {
+class BackendEvent final : public DeviceEvent {
  public:
-  OpenedEvent(std::shared_ptr<Opened> device, Event* event) : event(event), device_(std::move(device)) {}
-  ~OpenedEvent() override {
+  BackendEvent(std::shared_ptr<BackendDevice> device, Event* event)
+      : event(event), device_(std::move(device)) {}
+  ~BackendEvent() override {
     device_->release([close = device_->backend.event_close, event = event] { close(event); });
   }
   Result<bool> done() override {
@@ -153,104 +158,120 @@ class OpenedEvent final : public DeviceEvent {
   Event* const event;
 
  private:
-  const std::shared_ptr<Opened> device_;
+  const std::shared_ptr<BackendDevice> device_;
 };
 
-Event* event_of(DeviceEvent& event) { return static_cast<OpenedEvent&>(event).event; }
+Event* event_of(DeviceEvent& event) { return static_cast<BackendEvent&>(event).event; }
 
-class OpenedQueue final : public WorkQueue {
+class BackendQueue final : public WorkQueue {
  public:
-  OpenedQueue(std::shared_ptr<Opened> device, Queue* queue) : device_(std::move(device)), queue_(queue) {}
-  ~OpenedQueue() override {
+  BackendQueue(std::shared_ptr<BackendDevice> device, Queue* queue)
+      : device_(std::move(device)), queue_(queue) {}
+  ~BackendQueue() override {
     device_->release([close = backend().queue_close, queue = queue_] { close(queue); });
   }
 
   Status copy(void* to, const void* from, size_t nbytes) override {
     if (nbytes == 0) return {};
-    return call([&](Message* message) { return backend().copy(queue_, to, from, nbytes, message); });
+    return call(backend().copy, queue_, to, from, nbytes);
   }
-  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
-             void* bucket) override {
-    return call([&](Message* message) {
-      return backend().sum(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), terms.data(),
-                           bucket, message);
-    });
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket,
+             NonFinite* found) override {
+    return call(backend().sum, queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()),
+                terms.data(), bucket, found);
   }
   Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                 const void* bucket) override {
-    return call([&](Message* message) {
-      return backend().update(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()),
-                              targets.data(), bucket, message);
-    });
+    return call(backend().update, queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()),
+                targets.data(), bucket);
   }
   Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket,
                  double* sums) override {
-    return call([&](Message* message) {
-      return backend().squares(queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket,
-                               sums, message);
-    });
+    return call(backend().squares, queue_, dtype, pieces.data(), static_cast<uint32_t>(pieces.size()), bucket,
+                sums);
   }
-  Status record(DeviceEvent& event) override {
-    return call([&](Message* message) { return backend().event_record(event_of(event), queue_, message); });
-  }
+  Status record(DeviceEvent& event) override { return call(backend().event_record, event_of(event), queue_); }
   Status notify(std::function<void()> done) override {
     auto context = std::make_unique<std::function<void()>>(std::move(done));
-    Status status = call([&](Message* message) {
-      return backend().queue_notify(
-          queue_,
-          [](void* context) {
-            const std::unique_ptr<std::function<void()>> done(static_cast<std::function<void()>*>(context));
-            (*done)();
-          },
-          context.get(), message);
-    });
-    if (status.ok()) (void)context.release();  // the call's
+    const auto call_done = [](void* context) {
+      const std::unique_ptr<std::function<void()>> done(static_cast<std::function<void()>*>(context));
+      (*done)();
+    };
+    Status status = call(backend().queue_notify, queue_, call_done, context.get());
+    if (status.ok()) (void)context.release();  // call_done deletes it
     return status;
   }
-  Status wait(DeviceEvent& event) override {
-    return call([&](Message* message) { return backend().queue_wait(queue_, event_of(event), message); });
-  }
+  Status wait(DeviceEvent& event) override { return call(backend().queue_wait, queue_, event_of(event)); }
 
  private:
   const Backend& backend() const { return device_->backend; }
 
-  const std::shared_ptr<Opened> device_;
+  const std::shared_ptr<BackendDevice> device_;
   Queue* const queue_;
 };
 
-// A std::function as a callback of the table's.
-void* held(Communicator::Ended ended) { return new Communicator::Ended(std::move(ended)); }
-void call_held(void* context, int32_t code, const char* message) {
-  const std::unique_ptr<Communicator::Ended> ended(static_cast<Communicator::Ended*>(context));
-  (*ended)(code == 0 ? Status() : Status(static_cast<Code>(code), message));
+// Functions as callbacks of the table's.
+struct Callbacks {
+  Communicator::Ended ended;
+  std::function<void()> enqueued;
+};
+void call_ended(void* context, int32_t code, const char* message) {
+  const std::unique_ptr<Callbacks> callbacks(static_cast<Callbacks*>(context));
+  callbacks->ended(code == 0 ? Status() : Status(static_cast<Code>(code), message));
 }
+void call_enqueued(void* context) { static_cast<Callbacks*>(context)->enqueued(); }
 
-class OpenedCommunicator final : public Communicator {
+class BackendCommunicator final : public Communicator {
  public:
-  OpenedCommunicator(std::vector<std::shared_ptr<Device>> devices, const Backend& backend, Comm* communicator)
+  BackendCommunicator(std::vector<std::shared_ptr<Device>> devices, const Backend& backend,
+                      Comm* communicator)
       : devices_(std::move(devices)), backend_(backend), communicator_(communicator) {}
-  ~OpenedCommunicator() override {
+  ~BackendCommunicator() override {
     // All of its devices stay until it has gone.
-    static_cast<Opened&>(*devices_.front())
+    static_cast<BackendDevice&>(*devices_.front())
         .release(
             [devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
   }
-  void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) override {
-    std::vector<Event*> after, reached;
-    for (DeviceEvent* event : work.after) after.push_back(event_of(*event));
-    for (DeviceEvent* event : work.reached) reached.push_back(event_of(*event));
-    const CollectiveWork enqueued{work.collective,
-                                  work.dtype,
-                                  work.count,
-                                  work.buffers.data(),
-                                  after.empty() ? nullptr : after.data(),
-                                  work.before.data(),
-                                  work.behind.data(),
-                                  static_cast<uint32_t>(work.before.size()),
-                                  static_cast<uint32_t>(work.behind.size()),
-                                  reached.data(),
-                                  patience.count()};
-    backend_.communicator_enqueue(communicator_, &enqueued, call_held, held(std::move(ended)));
+  void enqueue(const Work& work, std::chrono::nanoseconds timeout, Ended ended,
+               std::function<void()> enqueued) override {
+    std::vector<Event*> wait_for, done_events;
+    for (DeviceEvent* event : work.wait_for) wait_for.push_back(event_of(*event));
+    for (DeviceEvent* event : work.done_events) done_events.push_back(event_of(*event));
+    const bool tells = static_cast<bool>(enqueued);
+    const CollectiveWork given{work.collective,
+                               work.dtype,
+                               work.count,
+                               work.buffers.data(),
+                               wait_for.empty() ? nullptr : wait_for.data(),
+                               work.copies_before.data(),
+                               work.copies_after.data(),
+                               static_cast<uint32_t>(work.copies_before.size()),
+                               static_cast<uint32_t>(work.copies_after.size()),
+                               done_events.data(),
+                               timeout.count(),
+                               tells ? call_enqueued : nullptr};
+    backend_.communicator_enqueue(communicator_, &given, call_ended,
+                                  new Callbacks{std::move(ended), std::move(enqueued)});
+  }
+  // The devices stay as long as the memory does.
+  Result<std::vector<std::shared_ptr<void>>> allocate(size_t nbytes) override {
+    const auto there = std::make_shared<std::vector<void*>>(devices_.size());
+    auto memory = static_cast<BackendDevice&>(*devices_.front())
+                      .memory(
+                          nbytes,
+                          [there, comm = communicator_, function = backend_.communicator_allocate](
+                              Handle*, uint64_t size, void** made, Message* message) {
+                            CommMemory* memory = nullptr;
+                            const int32_t code = function(comm, size, there->data(), &memory, message);
+                            *made = memory;
+                            return code;
+                          },
+                          [devices = devices_, function = backend_.communicator_release](
+                              Handle*, void* made) { function(static_cast<CommMemory*>(made)); });
+    if (!memory.ok()) return memory.status();
+    std::vector<std::shared_ptr<void>> by_device;
+    for (void* data : *there) by_device.emplace_back(memory.value(), data);
+    return by_device;
   }
   void fail(const Status& cause) override {
     backend_.communicator_fail(communicator_, static_cast<int32_t>(cause.code()), cause.message().c_str());
@@ -262,21 +283,19 @@ class OpenedCommunicator final : public Communicator {
   Comm* const communicator_;
 };
 
-Result<std::unique_ptr<WorkQueue>> Opened::new_queue() {
+Result<std::unique_ptr<WorkQueue>> BackendDevice::new_queue() {
   Queue* queue = nullptr;
-  Status status = call([&](Message* message) { return backend.queue_open(handle, &queue, message); });
-  if (!status.ok()) return status;
-  return std::unique_ptr<WorkQueue>(std::make_unique<OpenedQueue>(shared_from_this(), queue));
+  DSGD_RETURN_IF_ERROR(call(backend.queue_open, handle, &queue));
+  return std::unique_ptr<WorkQueue>(std::make_unique<BackendQueue>(shared_from_this(), queue));
 }
 
-Result<std::unique_ptr<DeviceEvent>> Opened::new_event() {
+Result<std::unique_ptr<DeviceEvent>> BackendDevice::new_event() {
   Event* event = nullptr;
-  Status status = call([&](Message* message) { return backend.event_open(handle, &event, message); });
-  if (!status.ok()) return status;
-  return std::unique_ptr<DeviceEvent>(std::make_unique<OpenedEvent>(shared_from_this(), event));
+  DSGD_RETURN_IF_ERROR(call(backend.event_open, handle, &event));
+  return std::unique_ptr<DeviceEvent>(std::make_unique<BackendEvent>(shared_from_this(), event));
 }
 
-Result<Device::CommunicatorLibrary> Opened::load_communicators(const std::string& path) {
+Result<Device::CommunicatorLibrary> BackendDevice::load_communicators(const std::string& path) {
   CommunicatorLibrary library{};
   Message message{};
   const int32_t code = backend.communicator_load(path.c_str(), &library.version, &message);
@@ -286,20 +305,18 @@ Result<Device::CommunicatorLibrary> Opened::load_communicators(const std::string
   return library;
 }
 
-Result<CommunicatorId> Opened::new_communicator_id() {
+Result<CommunicatorId> BackendDevice::new_communicator_id() {
   CommunicatorId id{};
-  Status status = call([&](Message* message) { return backend.communicator_id(&id, message); });
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(call(backend.communicator_id, &id));
   return id;
 }
 
-Status Opened::record_stream(DeviceEvent& event, void* stream) {
-  return call(
-      [&](Message* message) { return backend.event_record_stream(event_of(event), stream, message); });
+Status BackendDevice::record_stream(DeviceEvent& event, void* stream) {
+  return call(backend.event_record_stream, event_of(event), stream);
 }
 
-Status Opened::stream_wait(void* stream, DeviceEvent& event) {
-  return call([&](Message* message) { return backend.stream_wait(stream, event_of(event), message); });
+Status BackendDevice::stream_wait(void* stream, DeviceEvent& event) {
+  return call(backend.stream_wait, stream, event_of(event));
 }
 
 // Before anything of the table's is called.
@@ -316,12 +333,11 @@ Status check_version(const Backend& backend) {
 Result<int32_t> Device::count(const Backend& backend) {
   if (Status known = check_version(backend); !known.ok()) return known;
   int32_t count = 0;
-  Status status = call([&](Message* message) { return backend.device_count(&count, message); });
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(call(backend.device_count, &count));
   return count;
 }
 
-Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, Patience patience) {
+Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t index, TimeLimits limits) {
   auto counted = Device::count(backend);
   if (!counted.ok()) return counted.status();
   const int32_t count = counted.value();
@@ -336,34 +352,33 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
                                                    : "")));
   }
   Handle* handle = nullptr;
-  Status status = call([&](Message* message) { return backend.open(index, &handle, message); });
-  if (!status.ok()) return status;
-  return std::shared_ptr<Device>(std::make_shared<Opened>(backend, handle, index, std::move(patience)));
+  DSGD_RETURN_IF_ERROR(call(backend.open, index, &handle));
+  return std::shared_ptr<Device>(std::make_shared<BackendDevice>(backend, handle, index, std::move(limits)));
 }
 
-Status Device::check_host_memory(const Backend& backend, const void* data, size_t nbytes) {
-  if (!check_version(backend).ok()) return {};  // one that cannot be asked
-  return call([&](Message* message) { return backend.check_host_pointer(data, nbytes, message); });
+Result<std::string> Device::locate(const Backend& backend, const void* data, size_t nbytes) {
+  if (!check_version(backend).ok()) return std::string();  // one that cannot be asked
+  int32_t index = -1;
+  DSGD_RETURN_IF_ERROR(call(backend.locate, data, nbytes, &index));
+  return index < 0 ? std::string() : std::string(backend.name) + ':' + std::to_string(index);
 }
 
 Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared_ptr<Device>>& devices,
                                                    const CommunicatorId& id, int32_t first, int32_t size,
-                                                   std::chrono::nanoseconds patience,
+                                                   std::chrono::nanoseconds timeout,
                                                    Communicator::Ended joined) {
   std::vector<Handle*> handles;
-  for (const auto& device : devices) handles.push_back(static_cast<Opened&>(*device).handle);
-  const Backend& backend = static_cast<Opened&>(*devices.front()).backend;
+  for (const auto& device : devices) handles.push_back(static_cast<BackendDevice&>(*device).handle);
+  const Backend& backend = static_cast<BackendDevice&>(*devices.front()).backend;
   Comm* communicator = nullptr;
-  void* context = held(std::move(joined));
-  Status status = call([&](Message* message) {
-    return backend.communicator_open(handles.data(), static_cast<uint32_t>(handles.size()), &id, first, size,
-                                     patience.count(), call_held, context, &communicator, message);
-  });
+  auto* const context = new Callbacks{std::move(joined), {}};
+  Status status = call(backend.communicator_open, handles.data(), static_cast<uint32_t>(handles.size()), &id,
+                       first, size, timeout.count(), call_ended, context, &communicator);
   if (!status.ok()) {
-    delete static_cast<Communicator::Ended*>(context);
+    delete context;
     return status;
   }
-  return std::unique_ptr<Communicator>(std::make_unique<OpenedCommunicator>(devices, backend, communicator));
+  return std::unique_ptr<Communicator>(std::make_unique<BackendCommunicator>(devices, backend, communicator));
 }
 
 }  // namespace dsgd::device

@@ -10,18 +10,23 @@
 #include <cstdint>
 
 #include "core/base/dtype.h"
+#include "core/base/non_finite.h"
 #include "core/optimizer/rule.h"
 
 namespace dsgd::device {
 
-inline constexpr uint32_t kBackendVersion = 4;
+inline constexpr uint32_t kBackendVersion = 5;
 
 struct Message {
   char text[512];
 };
 
-struct DeviceId {  // equal for two processes that use the same hardware, as far as communicators mind
+struct DeviceId {  // equal for two processes whose devices cannot be in one communicator
   uint8_t bytes[16];
+};
+
+struct ByteRange {
+  uint64_t begin, end;
 };
 
 // ---- what a step does with a bucket
@@ -46,7 +51,7 @@ enum class Action : uint8_t {
   kCopy,  // all targets become copies of the bucket
 };
 // Targets of a half type are rounded from float32. Their rule is applied to master values in float32, which
-// are reset from a target that the host has changed (`followed` in core/base/half.h).
+// are reset from a target that the host has changed (`current_master` in core/base/half.h).
 struct UpdatePiece {
   uint64_t position, count;  // elements
   double divisor;
@@ -70,7 +75,7 @@ inline constexpr uint32_t square_ranges(uint64_t count) {
 
 // ---- sums over devices, of this process and of others
 
-// Names a communicator to all who join it: one makes it, the others are told.
+// Identifies a communicator. One process creates it and sends it to the other processes that join.
 struct CommunicatorId {
   uint8_t bytes[128];
 };
@@ -90,13 +95,15 @@ struct CollectiveWork {
   Collective collective;
   DType dtype;
   uint64_t count;
-  void* const* buffers;          // by device, as all that follows
-  Event* const* after;           // waited for before; null: nothing
-  const CollectiveCopy* before;  // in the same queues, before and behind it
-  const CollectiveCopy* behind;
-  uint32_t befores, behinds;
-  Event* const* reached;  // recorded behind all of it
-  int64_t patience;       // nanoseconds
+  void* const* buffers;                 // by device, as all that follows
+  Event* const* wait_for;               // before it begins; null: nothing
+  const CollectiveCopy* copies_before;  // in the same queues
+  const CollectiveCopy* copies_after;
+  uint32_t copies_before_count, copies_after_count;
+  Event* const* done_events;  // recorded after all of it
+  int64_t timeout;            // nanoseconds
+  // Null, or called when all of it is in the queues, before it ends; not if that fails.
+  void (*enqueued)(void* context);
 };
 // Called once, from a thread of the backend's or from within the call that it was given to. Code 0: it has
 // ended well; kWorkerLost: a member is lost, which one is not known.
@@ -108,6 +115,7 @@ struct Handle;  // a device
 struct Queue;
 struct Event;  // a point in a queue or in a stream of the host's
 struct Comm;   // devices of this process in a communicator
+struct CommMemory;
 
 enum class EventState : int32_t { kDone = 0, kPending = 1, kFailed = -1 };
 
@@ -124,21 +132,27 @@ struct Backend {
   // Zeroed; aligned to 256 bytes.
   int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);
   void (*release)(Handle* device, void* data);
-  // Host memory that copies to and from the device may go on using while the host does something else.
+  // Pinned host memory: copies from and to it run while the host does other work.
   int32_t (*allocate_staging)(Handle* device, uint64_t nbytes, void** data, Message* message);
   void (*release_staging)(Handle* device, void* data);
+  // As allocate_staging, zeroed, with only `parts` pinned. Each copy lies within one part. The parts ascend.
+  int32_t (*allocate_staging_parts)(Handle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
+                                    void** data, Message* message);
+  void (*release_staging_parts)(Handle* device, void* data);
   // Is [data, data + nbytes) memory of this device?
   int32_t (*check_pointer)(Handle* device, const void* data, uint64_t nbytes, Message* message);
 
-  // Is it memory that the host can use, for all that is known? Needs no device to be open.
-  int32_t (*check_host_pointer)(const void* data, uint64_t nbytes, Message* message);
+  // Sets `index` to the device that the memory belongs to; to -1 if it is not known to be a device's. Fails
+  // if only its first or only its last byte is a device's. No device has to be open.
+  int32_t (*locate)(const void* data, uint64_t nbytes, int32_t* index, Message* message);
 
   int32_t (*queue_open)(Handle* device, Queue** queue, Message* message);
   void (*queue_close)(Queue* queue);
   // Device or staging memory.
   int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);
+  // `found`: as in WorkQueue::sum.
   int32_t (*sum)(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
-                 void* bucket, Message* message);
+                 void* bucket, NonFinite* found, Message* message);
   int32_t (*update)(Queue* queue, DType dtype, const UpdatePiece* pieces, uint32_t count,
                     void* const* targets, const void* bucket, Message* message);
 
@@ -158,18 +172,25 @@ struct Backend {
   int32_t (*stream_wait)(void* stream, Event* event, Message* message);
   EventState (*event_query)(Event* event, Message* message);  // of the last record
 
-  // The library that adds up over devices (NCCL), looked for once: `path`, unless it is "", after what the
-  // host has loaded. The message says which one it is, or why there is none.
+  // Loads the library that reduces over devices (NCCL), once: the one that the host has loaded, else `path`
+  // unless it is "", else the one that the loader finds. The message names it, or says why there is none.
   int32_t (*communicator_load)(const char* path, int32_t* version, Message* message);
   int32_t (*communicator_id)(CommunicatorId* id, Message* message);
   // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of
   // its own, in which work is done in the order in which it is enqueued; all members enqueue the same.
   // `ended`: all members have joined.
   int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id,
-                               int32_t first, int32_t size, int64_t patience, CollectiveEnded ended,
+                               int32_t first, int32_t size, int64_t timeout, CollectiveEnded ended,
                                void* context, Comm** communicator, Message* message);
-  // `work` is copied. After a failure everything fails, and what the devices wait for is aborted; `ended`
-  // does not wait for that.
+  // Allocates zeroed memory of nbytes on each device of the communicator. Collectives use it without the
+  // library's own copies where the library can. All members allocate the same sizes in the same order. Other
+  // queues may use it, too.
+  int32_t (*communicator_allocate)(Comm* communicator, uint64_t nbytes, void** data, CommMemory** memory,
+                                   Message* message);
+  // Waits until no work uses it. May come after communicator_close.
+  void (*communicator_release)(CommMemory* memory);
+  // Copies `work`. After a failure all work fails, and what the devices wait for is aborted; `ended` may come
+  // before that.
   void (*communicator_enqueue)(Comm* communicator, const CollectiveWork* work, CollectiveEnded ended,
                                void* context);
   void (*communicator_fail)(Comm* communicator, int32_t code, const char* why);  // any thread

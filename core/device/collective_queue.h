@@ -1,4 +1,4 @@
-// A communicator as a step uses it: what ends there is told on the loop.
+// A communicator as a step uses it: its callbacks come on the loop.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace dsgd::device {
 
-// Loop only, but its end, which comes after close() and aborts what is in flight.
+// Loop only. The destructor may run on another thread, after close(); it aborts work in flight.
 class CollectiveQueue {
  public:
   using Done = std::function<void(const Status&)>;
@@ -25,12 +25,20 @@ class CollectiveQueue {
     if (!joined.ok()) return done(joined.status());
     communicator_ = std::move(joined).value();
   }
-  // `done` comes from the loop, when the work has ended on the devices of this process. After the first
-  // failure all fail.
-  void enqueue(const Communicator::Work& work, transport::Time deadline, Done done) {
-    communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)));
+  // See Communicator; after join().
+  Result<std::vector<std::shared_ptr<void>>> allocate(size_t nbytes) {
+    return communicator_->allocate(nbytes);
   }
-  // Aborts what is in flight, on the devices too. There is no way back.
+  // `done` comes from the loop, when the work has ended on the devices of this process. After the first
+  // failure all fail. `enqueued`, unless it is empty, comes from the loop before, when the work is in the
+  // devices' queues.
+  void enqueue(const Communicator::Work& work, transport::Time deadline, Done done,
+               std::function<void()> enqueued = {}) {
+    std::function<void()> told;
+    if (enqueued) told = [poster = poster_, enqueued = std::move(enqueued)] { poster->post(enqueued); };
+    communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)), std::move(told));
+  }
+  // Aborts all work in flight, also on the devices. Later work fails.
   void fail(const Status& cause) {
     if (communicator_) communicator_->fail(cause);
   }

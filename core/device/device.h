@@ -1,9 +1,8 @@
-// A device of this process, which holds buffers of replicas and does the work of a step on them. Strategies
-// use only this interface. Behind it are the host's memory and cores ("cpu"), or a backend's device
-// ("cuda:0").
+// A device of this process. It holds buffers of replicas and does the work of a step on them. A device is the
+// host's memory and cores ("cpu") or a backend's device ("cuda:0").
 //
-// Work is enqueued in a queue and happens in its order; the host never waits for it, but asks an event. On
-// the host work is done when the call returns, and every event is done.
+// The work of a queue runs in the order in which it is enqueued. The host never waits for it; it queries
+// events. On the cpu, work is done when the call returns, and every event is done.
 #pragma once
 
 #include <atomic>
@@ -35,8 +34,11 @@ class WorkQueue {
  public:
   virtual ~WorkQueue() = default;
   virtual Status copy(void* to, const void* from, size_t nbytes) = 0;
-  virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
-                     void* bucket) = 0;
+  // `found`: null, or a record for each piece, in memory of the device. With it, elements of a piece's terms
+  // that are not finite count as zero and are added to its record, their index counted from the piece's
+  // begin.
+  virtual Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket,
+                     NonFinite* found = nullptr) = 0;
   virtual Status update(DType dtype, std::span<const UpdatePiece> pieces, std::span<void* const> targets,
                         const void* bucket) = 0;
   virtual Status squares(DType dtype, std::span<const SquarePiece> pieces, const void* bucket,
@@ -48,9 +50,10 @@ class WorkQueue {
   virtual Status notify(std::function<void()> done) = 0;
 };
 
-// Devices of this process in a communicator, with those of other processes: sums in order, in queues of its
-// own. All members enqueue the same. The destructor aborts all work in flight. Until then devices may still
-// use the buffers of failed work. One thread at a time, but fail().
+// The devices of this process in a communicator with those of other processes. Work runs in the order in
+// which it is enqueued, in queues of the communicator. All members enqueue the same work. The destructor
+// aborts work in flight; until then devices may use the buffers of failed work. One thread at a time, except
+// fail().
 class Communicator {
  public:
   // Called once, from any thread; kWorkerLost: a member is lost, which one is not known.
@@ -58,21 +61,28 @@ class Communicator {
   struct Work {
     Collective collective = Collective::kAllReduce;
     DType dtype = DType::kFloat32;
-    size_t count = 0;                            // see Collective
-    std::vector<void*> buffers;                  // by device
-    std::vector<DeviceEvent*> after;             // by device: waited for before; may be empty
-    std::vector<CollectiveCopy> before, behind;  // in the same queues, before and behind it
-    std::vector<DeviceEvent*> reached;           // by device; recorded behind all of it
+    size_t count = 0;                                         // see Collective
+    std::vector<void*> buffers;                               // by device
+    std::vector<DeviceEvent*> wait_for;                       // by device, before it begins; may be empty
+    std::vector<CollectiveCopy> copies_before, copies_after;  // in the same queues
+    std::vector<DeviceEvent*> done_events;                    // by device; recorded after all of it
   };
   virtual ~Communicator() = default;
-  virtual void enqueue(const Work& work, std::chrono::nanoseconds patience, Ended ended) = 0;
+  // Zeroed memory of one size on each device, for buffers of work: the library may reduce there without
+  // copies of its own, so all members allocate the same. Freed with the last reference, which may outlive the
+  // communicator.
+  virtual Result<std::vector<std::shared_ptr<void>>> allocate(size_t nbytes) = 0;
+  // `enqueued`, unless it is empty, is called before `ended`, when the `done_events` are recorded; not if
+  // that fails.
+  virtual void enqueue(const Work& work, std::chrono::nanoseconds timeout, Ended ended,
+                       std::function<void()> enqueued = {}) = 0;
   virtual void fail(const Status& cause) = 0;  // everything fails, and what devices wait for is aborted
 };
 
 // Limits on allocations and releases. CUDA makes both wait for all work on the device, including the host's,
 // which may never end. At the limit an allocation fails, and a release continues in the background. A session
 // sets both, to its step_timeout and its lease.
-struct Patience {
+struct TimeLimits {
   std::chrono::nanoseconds allocation = std::chrono::minutes(1), release = std::chrono::seconds(5);
   std::function<void(const std::string&)> warn = {};  // once, when a release is given up
   // Shared by devices: after one of them has hung, releases wait only briefly for the others.
@@ -88,13 +98,14 @@ class Device {
   // The host. Always there.
   static std::shared_ptr<Device> host();
   // Device `index` of a backend; its table must outlive it.
-  static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index, Patience patience = {});
+  static Result<std::shared_ptr<Device>> open(const Backend& backend, int32_t index, TimeLimits limits = {});
 
   // How many devices of a backend this process can use.
   static Result<int32_t> count(const Backend& backend);
 
-  // An error that says so if the buffer is memory of one of a backend's devices, which the host cannot use.
-  static Status check_host_memory(const Backend& backend, const void* data, size_t nbytes);
+  // Returns the name of the device of a backend whose memory the buffer is; "": memory that the host can use,
+  // for all that is known.
+  static Result<std::string> locate(const Backend& backend, const void* data, size_t nbytes);
 
   // The library behind communicators of this device and its like; see Backend::communicator_load.
   struct CommunicatorLibrary {
@@ -107,7 +118,7 @@ class Device {
   // come.
   static Result<std::unique_ptr<Communicator>> join(const std::vector<std::shared_ptr<Device>>& devices,
                                                     const CommunicatorId& id, int32_t first, int32_t size,
-                                                    std::chrono::nanoseconds patience,
+                                                    std::chrono::nanoseconds timeout,
                                                     Communicator::Ended joined);
 
   virtual ~Device() = default;
@@ -119,18 +130,22 @@ class Device {
 
   // Zeroed memory, aligned to 256 bytes; freed with its last reference, which holds the device.
   virtual Result<std::shared_ptr<void>> allocate(size_t nbytes) = 0;
-  // Memory of the host's that queues of this device copy from and to; on the host, plain memory.
+  // Pinned host memory for copies of this device's queues; on the cpu, plain memory.
   virtual Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) = 0;
-  // An error that says so if the buffer is not this device's memory.
+  // As allocate_staging, zeroed, with only `parts` pinned, which ascend. Each copy lies within one part. The
+  // pages outside of them take no memory until they are touched.
+  virtual Result<std::shared_ptr<void>> allocate_staging_parts(size_t nbytes,
+                                                               std::vector<ByteRange> parts) = 0;
+  // Returns an error if the buffer is not this device's memory.
   virtual Status check(const void* data, size_t nbytes) const = 0;
 
-  // Releases memory of the host's: calls `release` behind all frees of this device that are in progress. That
-  // is at once, or later in a thread if a free is late because the device hangs.
+  // Calls `release`, which frees memory of the host program, when no earlier free of this device is in
+  // progress: at once, or later on a thread if the device hangs.
   virtual void release_after_work(std::function<void()> release) = 0;
 
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
   virtual Result<std::unique_ptr<DeviceEvent>> new_event() = 0;
-  // A stream of the host's; on the host there are none, and NULL is right.
+  // `stream`: of the host program; NULL on the cpu, which has no streams.
   virtual Status record_stream(DeviceEvent& event, void* stream) = 0;
   virtual Status stream_wait(void* stream, DeviceEvent& event) = 0;
 };

@@ -32,16 +32,18 @@ class HostQueue final : public WorkQueue {
     return {};
   }
 
-  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms,
-             void* bucket) override {
+  Status sum(DType dtype, std::span<const SumPiece> pieces, std::span<const Term> terms, void* bucket,
+             NonFinite* found) override {
     const size_t element = dtype_size(dtype);
-    for (const SumPiece& piece : pieces) {
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      const SumPiece& piece = pieces[p];
       std::byte* sum = static_cast<std::byte*>(bucket) + piece.position * element;
       if (piece.terms == 0) std::memset(sum, 0, piece.count * element);
       for (uint32_t t = 0; t < piece.terms; ++t) {
         const Term& term = terms[piece.first_term + t];
         (t == 0 ? weighted_set : weighted_add)(is_half(piece.source) ? piece.source : dtype, sum,
-                                               term.gradient, piece.count, term.weight);
+                                               term.gradient, piece.count, term.weight,
+                                               found ? found + p : nullptr);
       }
     }
     return {};
@@ -100,7 +102,7 @@ class HostQueue final : public WorkQueue {
       if (is_half(piece.target)) {
         float* const master = static_cast<float*>(piece.master) + begin;
         widen(piece.target, widened_, value, count);
-        follow(piece.target, master, widened_, count);
+        refresh_masters(piece.target, master, widened_, count);
         value = master;
       }
       void* state[3];
@@ -137,6 +139,9 @@ class Host final : public Device {
   Result<CommunicatorId> new_communicator_id() override { return no_communicators(); }
   Result<std::shared_ptr<void>> allocate(size_t nbytes) override { return zeroed(nbytes); }
   Result<std::shared_ptr<void>> allocate_staging(size_t nbytes) override { return zeroed(nbytes); }
+  Result<std::shared_ptr<void>> allocate_staging_parts(size_t nbytes, std::vector<ByteRange>) override {
+    return zeroed(nbytes);
+  }
   Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
   void release_after_work(std::function<void()> release) override { release(); }
   Result<std::unique_ptr<WorkQueue>> new_queue() override {
@@ -161,8 +166,8 @@ class Host final : public Device {
 }  // namespace
 
 std::shared_ptr<Device> Device::host() {
-  static const std::shared_ptr<Device> host = std::make_shared<Host>();
-  return host;
+  static const auto* const kHost = new std::shared_ptr<Device>(std::make_shared<Host>());
+  return *kHost;
 }
 
 }  // namespace dsgd::device

@@ -14,30 +14,30 @@ constexpr transport::Duration kRetry =
 }  // namespace
 
 // Outlives the waiter, since a device may notify it at any time.
-struct Waiter::Wakeup {
+struct Waiter::Anchor {
   transport::Poster poster;
   Waiter* waiter;                      // touched on the loop only; null: nobody waits any more
   std::atomic<bool> notified = false;  // a look is on its way
 
-  static void post(const std::shared_ptr<Wakeup>& wakeup) {
-    if (wakeup->notified.exchange(true)) return;
-    wakeup->poster.post([wakeup] {
-      wakeup->notified = false;
-      if (wakeup->waiter) wakeup->waiter->look();
+  static void post(const std::shared_ptr<Anchor>& anchor) {
+    if (anchor->notified.exchange(true)) return;
+    anchor->poster.post([anchor] {
+      anchor->notified = false;
+      if (anchor->waiter) anchor->waiter->look();
     });
   }
 };
 
-Waiter::Waiter(transport::Loop& loop) : loop_(loop), wakeup_(new Wakeup{transport::Poster(loop), this}) {}
+Waiter::Waiter(transport::Loop& loop) : loop_(loop), anchor_(new Anchor{transport::Poster(loop), this}) {}
 
 void Waiter::close() {
-  if (!wakeup_->waiter) return;
+  if (!anchor_->waiter) return;
   waiting_.clear();
   attempts_.clear();
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
   if (retry_) loop_.cancel(std::exchange(retry_, 0));
-  wakeup_->poster.close();
-  wakeup_->waiter = nullptr;
+  anchor_->poster.close();
+  anchor_->waiter = nullptr;
 }
 
 void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
@@ -48,7 +48,7 @@ void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event
   // Enqueued first, since the device may notify at once.
   waiting_.push_back({name, &event, deadline, std::move(then)});
   const auto enqueued = std::prev(waiting_.end());
-  if (Status status = queue.notify([wakeup = wakeup_] { Wakeup::post(wakeup); }); !status.ok()) {
+  if (Status status = queue.notify([anchor = anchor_] { Anchor::post(anchor); }); !status.ok()) {
     auto failed = std::move(enqueued->then);
     waiting_.erase(enqueued);
     return failed(status);
@@ -65,8 +65,8 @@ void Waiter::when_usable(transport::Time deadline, std::function<Status()> attem
 // `then` may make further attempts, fail all of them, or destroy this object.
 void Waiter::try_attempts() {
   if (std::exchange(trying_, true)) return;
-  const std::shared_ptr<Wakeup> wakeup = wakeup_;
-  while (wakeup->waiter && !attempts_.empty()) {
+  const std::shared_ptr<Anchor> anchor = anchor_;
+  while (anchor->waiter && !attempts_.empty()) {
     Status status = attempts_.front().attempt();
     if (status.code() == Code::kState && loop_.now() < attempts_.front().deadline) {
       retry_ = loop_.schedule(loop_.now() + kRetry, [this] {
@@ -81,14 +81,14 @@ void Waiter::try_attempts() {
     attempts_.pop_front();
     then(status);
   }
-  if (wakeup->waiter) trying_ = false;
+  if (anchor->waiter) trying_ = false;
 }
 
 void Waiter::fail(const Status& cause) {
   if (retry_) loop_.cancel(std::exchange(retry_, 0));
-  const std::shared_ptr<Wakeup> wakeup = wakeup_;
+  const std::shared_ptr<Anchor> anchor = anchor_;
   for (const Attempt& attempt : std::exchange(attempts_, {})) attempt.then(cause);
-  if (!wakeup->waiter) return;
+  if (!anchor->waiter) return;
   const std::list<Status> how(waiting_.size(), cause);
   end(std::exchange(waiting_, {}), how);
 }
@@ -115,9 +115,9 @@ void Waiter::look() {
 
 void Waiter::end(std::list<Waiting> over, std::list<Status> how) {
   if (waiting_.empty() && timer_) loop_.cancel(std::exchange(timer_, 0));
-  const std::shared_ptr<Wakeup> wakeup = wakeup_;
+  const std::shared_ptr<Anchor> anchor = anchor_;
   for (Waiting& waiting : over) {
-    if (!wakeup->waiter) return;  // destroyed by what was called
+    if (!anchor->waiter) return;  // destroyed by what was called
     const auto then = std::move(waiting.then);
     const Status status = std::move(how.front());
     how.pop_front();
@@ -127,10 +127,10 @@ void Waiter::end(std::list<Waiting> over, std::list<Status> how) {
 
 void Waiter::look_later() {
   if (timer_) return;
-  timer_ = loop_.schedule(loop_.now() + kLook, [this, wakeup = wakeup_] {
+  timer_ = loop_.schedule(loop_.now() + kLook, [this, anchor = anchor_] {
     timer_ = 0;
     look();
-    if (wakeup->waiter && !waiting_.empty()) look_later();
+    if (anchor->waiter && !waiting_.empty()) look_later();
   });
 }
 

@@ -25,10 +25,9 @@ class Waiter {
   // Keep the event until then. `name` is the device's, for messages.
   void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
-  // Calls `attempt`, which uses streams of the host's, until it returns something else than Code::kState:
-  // while the host captures a graph, it cannot use them. If the deadline passes first, the status is
-  // Code::kTimeout. Then calls `then`, within this call if nothing has to wait. Attempts are made one after
-  // another, in the order of these calls.
+  // Calls `attempt`, which uses streams of the host's, again and again while it returns Code::kState, as it
+  // does while the host captures a graph. Then calls `then` with its status, or with Code::kTimeout after the
+  // deadline; within this call if the first attempt decides. Attempts run in the order of these calls.
   void when_usable(transport::Time deadline, std::function<Status()> attempt,
                    std::function<void(const Status&)> then);
   // Ends all waits with `cause`.
@@ -37,7 +36,7 @@ class Waiter {
   void close();
 
  private:
-  struct Wakeup;
+  struct Anchor;
   struct Waiting {
     std::string name;
     DeviceEvent* event;
@@ -55,7 +54,7 @@ class Waiter {
   void look_later();
 
   transport::Loop& loop_;
-  std::shared_ptr<Wakeup> wakeup_;
+  std::shared_ptr<Anchor> anchor_;
   std::list<Waiting> waiting_;
   transport::TimerId timer_ = 0;
   std::list<Attempt> attempts_;

@@ -1,5 +1,4 @@
-// The workers that carry out an operation together. A worker's place is its index in the group, in the order
-// of ranks.
+// The workers that carry out an operation together. A worker's index is its position in `ranks`.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +8,21 @@
 
 namespace dsgd {
 
+// Returns the index of `value` in ascending `sorted`; -1 if it is not in it.
+inline int32_t index_in(const std::vector<int32_t>& sorted, int32_t value) {
+  const auto at = std::lower_bound(sorted.begin(), sorted.end(), value);
+  return at != sorted.end() && *at == value ? static_cast<int32_t>(at - sorted.begin()) : -1;
+}
+
 struct Group {
-  std::vector<int32_t> ranks;  // by place, ascending
-  int32_t own_place = 0;       // of this worker
+  std::vector<int32_t> ranks;  // ascending
+  int32_t own_index = 0;       // of this worker
 
   Group(std::vector<int32_t> members, int32_t own_rank) : ranks(std::move(members)) {
-    own_place = place_of(own_rank);
+    own_index = index_of(own_rank);
   }
   int32_t size() const { return static_cast<int32_t>(ranks.size()); }
-  int32_t place_of(int32_t rank) const {  // -1 if the rank is not in the group
-    const auto at = std::lower_bound(ranks.begin(), ranks.end(), rank);
-    return at != ranks.end() && *at == rank ? static_cast<int32_t>(at - ranks.begin()) : -1;
-  }
+  int32_t index_of(int32_t rank) const { return index_in(ranks, rank); }  // -1: not in the group
 };
 
 }  // namespace dsgd

@@ -26,7 +26,7 @@ Admission::Admission(transport::Loop& loop, std::string job, std::string token, 
 Result<Admission::Decision> Admission::on_hello(const transport::Hello& hello, const std::string& from) {
   std::string cause;
   auto decision = decide(hello, from, &cause);
-  if (!decision.ok()) refused(cause, decision.status());
+  if (!decision.ok() && !cause.empty()) refused(cause, decision.status());
   return decision;
 }
 
@@ -37,6 +37,11 @@ Status Admission::on_wrong_token(const transport::Hello& hello, const std::strin
                                       "'; give every process of the job the same `token` and `job`");
   refused("their token is wrong", why);
   return why;
+}
+
+void Admission::on_tls_failure(const std::string& from, const Status& why) {
+  refused("their TLS failed",
+          Status(why.code(), "the connection from " + from + " was refused: " + why.message()));
 }
 
 void Admission::refused(const std::string& cause, const Status& why) {
@@ -78,6 +83,8 @@ Result<Admission::Decision> Admission::decide(const transport::Hello& hello, con
                 : "the process at this address is a worker of job '" + job_ +
                       "', not its head; set `head` to the head's address");
   }
+  cause->clear();
+  if (!to_peer && !standing_by_.ok()) return standing_by_;
   return Decision{route.network, route.handler};
 }
 

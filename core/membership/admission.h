@@ -30,9 +30,14 @@ class Admission final : public transport::AcceptHandler {
   // Called for each refusal, on the listening network's loop.
   void on_refused(std::function<void(const std::string& why)> refused) { refused_ = std::move(refused); }
 
+  // Refuses workers that look for the head because of `why`, or no longer (OK). Such refusals are not
+  // logged. On the listening network's loop.
+  void stand_by(Status why) { standing_by_ = std::move(why); }
+
   const std::string& token() const override { return token_; }
   Result<Decision> on_hello(const transport::Hello& hello, const std::string& from) override;
   Status on_wrong_token(const transport::Hello& hello, const std::string& from) override;
+  void on_tls_failure(const std::string& from, const Status& why) override;
 
  private:
   Result<Decision> decide(const transport::Hello& hello, const std::string& from, std::string* cause) const;
@@ -41,6 +46,7 @@ class Admission final : public transport::AcceptHandler {
   const std::string job_, token_;
   ProbeHandler probe_handler_;
   Route head_, peer_, probe_;
+  Status standing_by_;
   RefusalLog refusals_;
   std::function<void(const std::string&)> refused_;
 };

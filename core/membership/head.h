@@ -6,32 +6,32 @@
 #include <string>
 
 #include "core/base/log.h"
+#include "core/membership/head_options.h"
+#include "core/membership/view_store.h"
 #include "transport/network.h"
 
 namespace dsgd {
 
-struct HeadOptions {
-  uint32_t num_workers = 1;
-  transport::Duration lease{};
-  // A head that runs outside the workers ends when a worker disconnects or is silent for a lease before the
-  // job begins, and no worker joins within this time. 0: never.
-  transport::Duration init_timeout{};
-};
-
-// Complete when num_workers have joined. Ranks: a worker that asks for a rank gets it; the others get the
-// free ranks in the order of their worker ids, so that the same ids give the same ranks in every run. A
-// worker that waits loses its place when its connection ends, or when it has sent nothing for a lease. After
-// completion, a worker that does not renew its lease, whose heartbeat or control connection ends without
-// Leave, or that reports a broken job ends the job: all Watch calls are answered with the cause. A report of
-// an unreachable peer makes the head decide which of the two is cut off. A head that itself was late (its
+// The job begins when num_workers have joined. A worker that asks for a rank gets it; the others get the free
+// ranks in the order of their worker ids, so that the same ids give the same ranks in every run. Until then a
+// worker loses its place when its connection ends, or when it has sent nothing for a lease.
+//
+// In the running job a worker is lost if it does not renew its lease, if its heartbeat or control connection
+// ends without Leave, or if it reports a broken session. If min_workers are left, the head answers all Watch
+// calls with a new view of these; else the job ends, and it answers with the cause. When a worker reports
+// that it cannot reach a peer, the head decides which of the two is cut off. A head that was itself late (its
 // timer fired more than lease/2 after it was due) first gives every worker one more lease, since renewals may
 // be unread.
+//
+// With a store, a decision is durable before any worker is told of it. Another head can then take up the job:
+// each worker has a lease to come back.
 //
 // The head may be destroyed before or after the network that carries it; it touches neither loop nor channels
 // then.
 class Head final : public transport::ServerHandler {
  public:
-  Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log);
+  // `store`: null if the job ends with this head; it outlives the head.
+  Head(transport::Loop& loop, HeadOptions options, std::shared_ptr<Log> log, ViewStore* store = nullptr);
   ~Head() override;
   Status on_open(transport::ServerChannel&) override;
   void on_call(transport::ServerChannel&, transport::Message request, transport::Responder respond) override;
@@ -44,6 +44,13 @@ class Head final : public transport::ServerHandler {
   void on_end(std::function<void(const Status&)> ended);
   // "2 of 4 workers have come: 'w0' (host nodea, pid 17), ..." for time-out messages. Loop only.
   std::string progress() const;
+  // Takes up the job of an earlier head. Loop only, before the first worker connects.
+  void take_up(const transport::HeadRecord& earlier);
+  // Another head may serve the job: closes all connections, sends the workers nothing more, and ends with
+  // `why`, or with the result of the job if that is over. Loop only.
+  void stand_down(const Status& why);
+  // The address at which the head listens, for the record. Loop only.
+  void set_address(const std::string& address);
   // Counts a refused connection, for the progress message of waiting workers. Loop only.
   void note_refused(const std::string& why);
 

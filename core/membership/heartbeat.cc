@@ -7,7 +7,9 @@
 #include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 #include "core/base/stopped.h"
+#include "core/membership/leases.h"
 #include "core/membership/probe.h"
+#include "core/membership/returner.h"
 #include "core/membership/text.h"
 
 namespace dsgd {
@@ -18,8 +20,6 @@ using transport::Time;
 
 // The shortest interval; guards against a configuration of 0.
 constexpr Duration kShortest = std::chrono::milliseconds(1);
-// Enough to read the answers that have arrived; part of "lease + 100 ms".
-constexpr Duration kLongestDrain = std::chrono::milliseconds(10);
 
 constexpr int kMostConnections = 8;  // to the head, opened one after the other while none is answered
 
@@ -31,9 +31,8 @@ HeartbeatOptions sane(HeartbeatOptions options) {
 
 }  // namespace
 
-Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options,
-                     std::function<void(const Status&)> failed)
-    : network_(network), options_(sane(std::move(options))), failed_(std::move(failed)) {}
+Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options, HeartbeatEvents events)
+    : network_(network), options_(sane(std::move(options))), events_(std::move(events)) {}
 
 void Heartbeat::start() {
   loop().post([self = shared_from_this()] {
@@ -44,17 +43,27 @@ void Heartbeat::start() {
   });
 }
 
+void Heartbeat::begin_lease() {
+  loop().post([self = shared_from_this()] {
+    if (self->over_) return;
+    self->lease_start_ = self->loop().now();
+    self->drained_ = self->head_lost_ = self->peers_asked_ = self->peer_answered_ = false;
+    self->stalled_ = {};
+    self->arm();
+  });
+}
+
 void Heartbeat::leave(const transport::Leave& message, std::function<void()> left) {
   loop().post([self = shared_from_this(), message, left = std::move(left)] {
     if (self->over_) return;
     self->leave_ = message;
     self->left_ = left;
-    if (!self->channels_.empty()) self->say_leave();
+    if (!self->channels_.empty()) self->send_leave();
   });
 }
 
-void Heartbeat::say_leave() {
-  channels_.rbegin()->second->call(leave_, lease_start_ + options_.lease,
+void Heartbeat::send_leave() {
+  channels_.rbegin()->second->call(leave_, (head_may_return() ? loop().now() : lease_start_) + options_.lease,
                                    [weak = weak_from_this()](const Result<transport::Message>& answer) {
                                      auto self = weak.lock();
                                      if (!self || !answer.ok()) return;
@@ -65,7 +74,7 @@ void Heartbeat::say_leave() {
 void Heartbeat::stop(std::function<void()> stopped) {
   loop().post([self = shared_from_this(), stopped = std::move(stopped)] {
     self->over_ = true;
-    self->failed_ = nullptr;
+    self->events_ = {};
     self->left_ = nullptr;
     self->loop().cancel(self->timer_);
     for (const auto& [number, channel] : self->channels_) channel->close(true);
@@ -83,36 +92,49 @@ Duration Heartbeat::answer_limit() const { return options_.interval / 2; }
 // Short enough that an attempt soon follows the end of a cut.
 Duration Heartbeat::retry_period() const { return std::max(options_.interval / 8, options_.lease / 80); }
 
+// After the first dial, also dials one of the other heads: if one of them serves now, it gives each worker
+// only one lease to connect.
 void Heartbeat::dial() {
-  const uint64_t number = ++dials_;
   next_dial_ = loop().now() + retry_period();
+  const size_t others = options_.addresses.size() - 1;
+  const bool first = dials_ == 0;
+  dial(head_);
+  if (others > 0 && !first) dial((head_ + 1 + other_dials_++ % others) % options_.addresses.size());
+}
+
+void Heartbeat::dial(size_t head) {
+  const uint64_t number = ++dials_;
   transport::DialOptions dial;
   dial.hello = options_.hello;
   dial.token = options_.token;
-  dial.deadline = std::min(lease_start_ + options_.lease, loop().now() + kMostConnections * retry_period());
+  dial.deadline = loop().now() + kMostConnections * retry_period();
+  if (!head_may_return()) dial.deadline = std::min(dial.deadline, lease_start_ + options_.lease);
   dial.closed = [weak = weak_from_this(), number](const Status& why) {
     if (auto self = weak.lock()) self->on_closed(number, why);
   };
-  network_.dial(options_.address, std::move(dial), [weak = weak_from_this(), number](auto result) {
-    if (auto self = weak.lock()) self->on_dialled(number, std::move(result));
-  });
+  network_.dial(options_.addresses[head], std::move(dial),
+                [weak = weak_from_this(), number, head](auto result) {
+                  if (auto self = weak.lock()) self->on_dialled(number, head, std::move(result));
+                });
 }
 
-void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::ClientChannel>> result) {
+void Heartbeat::on_dialled(uint64_t number, size_t head,
+                           Result<std::unique_ptr<transport::ClientChannel>> result) {
   if (over_) return;
   if (result.ok()) {
     std::shared_ptr<transport::ClientChannel> channel = std::move(result).value();
     if (channels_.empty() || number > channels_.rbegin()->first) {
       channels_.emplace(number, std::move(channel));
+      heads_[number] = head;
       renew();
-      if (left_) say_leave();
+      if (left_) send_leave();
       next_dial_ = std::max(next_dial_, sent_ + answer_limit());
     } else {
       close_in_callback(loop(), std::move(channel));
     }
-  } else if (is_final(result.status())) {
-    return fail_as_lost_head("refuses heartbeats: " + result.status().message());
-  } else {
+  } else if (!head_may_return() && is_final(result.status())) {  // else a head may still come to this address
+    return fail(head_error("refuses heartbeats: " + result.status().message()));
+  } else if (head == head_) {
     last_error_ = result.status().message();
   }
   arm();
@@ -122,6 +144,11 @@ void Heartbeat::on_dialled(uint64_t number, Result<std::unique_ptr<transport::Cl
 void Heartbeat::on_closed(uint64_t number, const Status& why) {
   if (over_ || channels_.empty()) return;
   if (number == channels_.rbegin()->first) {
+    if (head_may_return()) {
+      destroy_later(std::move(channels_.extract(number).mapped()));
+      if (channels_.empty()) next_renewal_ = transport::kNever;
+      next_dial_ = std::min(next_dial_, loop().now() + retry_period());
+    }
     return fail_as_lost_head(why.ok() ? "was lost: it has closed the heartbeat connection"
                                       : "was lost: the heartbeat connection broke (" + why.message() + ")",
                              code_of_break(why));
@@ -140,7 +167,7 @@ void Heartbeat::renew() {
   next_renewal_ = sent_ + renewal_period();
   if (next_dial_ == transport::kNever) next_dial_ = sent_ + answer_limit();
   transport::Renew message;
-  message.rank = options_.hello.rank;
+  message.number = options_.hello.rank;
   message.view = options_.hello.view;
   channels_.rbegin()->second->call(
       message, sent_ + options_.lease,
@@ -156,31 +183,42 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
     // If an older renewal was answered, the newest one may still take answer_limit().
     next_dial_ =
         sent == sent_ ? transport::kNever : std::max(next_dial_, sent + renewal_period() + answer_limit());
-    drained_ = peers_asked_ = peer_answered_ = false;
+    drained_ = head_lost_ = peers_asked_ = peer_answered_ = false;
     stalled_ = {};
+    const bool another = number > answered_;
+    answered_ = std::max(answered_, number);
     while (channels_.begin()->first < number) {
       auto node = channels_.extract(channels_.begin());
       node.mapped()->close(true);
       destroy_later(std::move(node.mapped()));
     }
+    head_ = heads_[number];
+    heads_.erase(heads_.begin(), heads_.find(number));
+    // Perhaps another head has answered, and the control connection still leads to the one before.
+    if (another && head_may_return()) events_.head_answered();
     arm();
     return;
   }
   // A status with a rank comes from the head, not from the transport: the head has declared this worker lost.
-  if (answer.status().rank() >= 0) return fail(answer.status());
+  if (answer.status().rank() >= 0 || answer.status().code() == Code::kEvicted) return fail(answer.status());
   const bool newest = !channels_.empty() && number == channels_.rbegin()->first;
   if (answer.status().code() == Code::kTimeout || !newest) {
     last_error_ = answer.status().message();
-  } else {
+  } else if (!head_may_return()) {
     fail_as_lost_head("does not take this worker's heartbeat: " + answer.status().message(),
                       code_of_break(answer.status()));
+  } else if (!is_lost_connection(answer.status())) {  // its end is reported by on_closed()
+    fail(head_error("does not take this worker's heartbeat: " + answer.status().message()));
   }
 }
 
 void Heartbeat::arm() {
-  Time when = std::min({next_renewal_, next_dial_, lease_start_ + options_.lease});
-  if (drained_) {
-    when = loop().now() + std::min(kLongestDrain, options_.lease / 20);
+  Time when = std::min(next_renewal_, next_dial_);
+  if (!head_lost_) when = std::min(when, lease_start_ + options_.lease);
+  if (head_lost_) {
+    when = std::max(when, loop().now());
+  } else if (drained_) {
+    when = loop().now() + drain_time(options_.lease);
   } else if (!peers_asked_) {
     when = std::min(when, lease_start_ + options_.lease / 2);
   }
@@ -196,12 +234,12 @@ void Heartbeat::tick() {
   if (over_) return;
   const Time now = loop().now();
   note_stall();
-  if (now - lease_start_ >= options_.lease) {
+  if (!head_lost_ && now - lease_start_ >= options_.lease) {
     if (drained_) return expire();
     drained_ = true;
     return arm();
   }
-  if (!peers_asked_ && now - lease_start_ >= options_.lease / 2) ask_peers();
+  if (!head_lost_ && !peers_asked_ && now - lease_start_ >= options_.lease / 2) ask_peers();
   if (now >= next_renewal_) renew();
   if (now >= next_dial_) {
     next_dial_ = now + retry_period();
@@ -221,14 +259,15 @@ void Heartbeat::ask_peers() {
 }
 
 void Heartbeat::expire() {
-  if (was_stopped()) return fail(stopped_error());
+  if (was_stopped()) return lose_head(stopped_error());
   const Duration silence = loop().now() - lease_start_;
   if (!options_.peers.empty() && !peer_answered_) {
-    return fail(Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
-                                              " nor any other worker on another machine has answered for " +
-                                              describe_duration(silence) + " (lease)" +
-                                              (last_error_.empty() ? "" : "; last error: " + last_error_))
-                    .with_rank(options_.hello.rank, options_.own_host));
+    return lose_head(
+        Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
+                                      " nor any other worker on another machine has answered for " +
+                                      describe_duration(silence) + " (lease)" +
+                                      (last_error_.empty() ? "" : "; last error: " + last_error_))
+            .with_rank(options_.own_rank, options_.own_host));
   }
   fail_as_lost_head("has not answered for " + describe_duration(silence) +
                     " (lease); it is stopped or suspended, or the network or a firewall cuts it off" +
@@ -251,13 +290,24 @@ Status Heartbeat::stopped_error() {
                                        describe_duration(stalled_) + " and has not renewed its lease for " +
                                        describe_duration(loop().now() - lease_start_) +
                                        "; the head has declared it lost")
-      .with_rank(options_.hello.rank, options_.own_host);
+      .with_rank(options_.own_rank, options_.own_host);
 }
 
 // Reports the loss of the head, or of this process if that was stopped.
 void Heartbeat::fail_as_lost_head(const std::string& how, Code code) {
-  if (was_stopped()) return fail(stopped_error());
-  fail(Status(code, options_.head_name + " " + how).with_rank(options_.head_rank, options_.head_host));
+  lose_head(was_stopped() ? stopped_error() : head_error(how, code));
+}
+
+Status Heartbeat::head_error(const std::string& how, Code code) const {
+  return Status(code, options_.head_name + " " + how).with_rank(options_.head_rank, options_.head_host);
+}
+
+void Heartbeat::lose_head(const Status& why) {
+  if (over_) return;
+  if (!head_may_return() || why.code() == Code::kCorrupted) return fail(why);
+  drained_ = false;
+  if (!std::exchange(head_lost_, true)) events_.head_lost(why);
+  arm();
 }
 
 void Heartbeat::fail(Status why) {
@@ -265,7 +315,7 @@ void Heartbeat::fail(Status why) {
   over_ = true;
   loop().cancel(timer_);
   // The channel stays until stop: this may be called from within it.
-  if (auto failed = std::move(failed_)) failed(why);
+  if (const auto failed = std::exchange(events_, {}).failed) failed(why);
 }
 
 }  // namespace dsgd

@@ -13,8 +13,9 @@
 namespace dsgd {
 
 struct HeartbeatOptions {
-  std::string address;     // of the head
-  transport::Hello hello;  // complete, with rank, view and job nonce
+  std::vector<std::string> addresses;  // of the heads; the first serves, and another one if that is lost
+  transport::Hello hello;              // complete, with the worker's number as rank, view and job nonce
+  int32_t own_rank = -1;
   std::string token;
   transport::Duration lease{};
   transport::Duration interval{};
@@ -23,6 +24,18 @@ struct HeartbeatOptions {
   std::string head_host;
   std::string own_name, own_host;               // "rank 2 (worker ...)"
   std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
+};
+
+// Callbacks of a heartbeat. They come on its network's loop.
+struct HeartbeatEvents {
+  // Called at most once, and ends the heartbeat: the head is lost, has refused, or has not answered in time.
+  std::function<void(const Status&)> failed;
+  // Set both if the head may come back. A head that is lost or does not answer then does not end the
+  // heartbeat, which goes on dialling, also where a process refuses the connection. `head_lost` is called
+  // once until the head has answered again. `head_answered` is called when a connection is answered for the
+  // first time: another head may have answered.
+  std::function<void(const Status&)> head_lost = nullptr;
+  std::function<void()> head_answered = nullptr;
 };
 
 // Sends a renewal every half of `interval`. If the head does not answer one within half of `interval`, the
@@ -38,11 +51,12 @@ struct HeartbeatOptions {
 // head's own count, which begins when the renewal arrives.
 class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
  public:
-  // `failed` is called at most once, on the network's loop: the head is lost, has refused, or has not
-  // answered in time.
-  Heartbeat(transport::Network& network, HeartbeatOptions options, std::function<void(const Status&)> failed);
+  Heartbeat(transport::Network& network, HeartbeatOptions options, HeartbeatEvents events);
 
   void start();  // any thread
+  // The head has come back on the control connection: it has a lease to answer here as well, or `head_lost`
+  // is called again. Any thread; the network must be alive.
+  void begin_lease();
   // Sends it on the newest connection and on each later one, until `left` is called, once, on the network's
   // loop: the head has taken it. Any thread; the network must be alive.
   void leave(const transport::Leave& message, std::function<void()> left);
@@ -52,9 +66,10 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
 
  private:
   void dial();
-  void on_dialled(uint64_t number, Result<std::unique_ptr<transport::ClientChannel>> result);
+  void dial(size_t head);
+  void on_dialled(uint64_t number, size_t head, Result<std::unique_ptr<transport::ClientChannel>> result);
   void renew();
-  void say_leave();
+  void send_leave();
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
   void destroy_later(std::shared_ptr<transport::ClientChannel> channel);
@@ -66,24 +81,31 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void tick();
   void note_stall();
   bool was_stopped();
+  bool head_may_return() const { return events_.head_lost != nullptr; }
   Status stopped_error();
   void expire();
   void fail(Status why);
+  void lose_head(const Status& why);
+  Status head_error(const std::string& how, Code code = Code::kWorkerLost) const;
   void fail_as_lost_head(const std::string& how, Code code = Code::kWorkerLost);
   transport::Loop& loop() { return network_.loop(); }
 
   transport::Network& network_;
   const HeartbeatOptions options_;
-  std::function<void(const Status&)> failed_;
+  HeartbeatEvents events_;
 
-  bool over_ = false;  // failed or stopped
+  bool over_ = false;       // failed or stopped
+  bool head_lost_ = false;  // and it has not answered since
   transport::Leave leave_;
   std::function<void()> left_;  // null: it does not leave, or the head knows
   bool drained_ = false;        // the lease is over; answers that have arrived are read before it fails
-  uint64_t dials_ = 0;
+  uint64_t dials_ = 0, answered_ = 0;  // answered_: the last dial whose connection was answered
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
   // They are shared so that a posted task can keep a channel until its callbacks have returned.
   std::map<uint64_t, std::shared_ptr<transport::ClientChannel>> channels_;
+  std::map<uint64_t, size_t> heads_;  // index of the address of each of them
+  size_t other_dials_ = 0;            // of the other heads
+  size_t head_ = 0;                   // of the head that has answered last
   bool peers_asked_ = false, peer_answered_ = false;
   transport::Time lease_start_{};  // when the last acknowledged renewal was sent
   transport::Time sent_{};         // the last renewal

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/address.h"
 #include "core/base/describe.h"
+#include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 #include "core/membership/text.h"
 
@@ -23,8 +25,8 @@ constexpr Duration kFirstWarning = std::chrono::seconds(3);
 
 bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
-  return reply.members.size() == request.num_workers && reply.rank >= 0 && reply.rank < size &&
-         reply.head_rank >= -1 && reply.head_rank < size &&
+  const bool whole = reply.learner ? reply.rank == size - 1 : size == request.num_workers;
+  return whole && reply.rank >= 0 && reply.rank < size && reply.head_rank >= -1 && reply.head_rank < size &&
          reply.members[static_cast<size_t>(reply.rank)].worker_id == request.member.worker_id;
 }
 
@@ -37,6 +39,8 @@ Joiner::Joiner(transport::Network& network, const MemberOptions& options, Log& l
       options_(options),
       log_(log),
       done_(std::move(done)),
+      heads_(split_addresses(options.head)),
+      errors_(heads_.size()),
       delay_(kFirstDelay) {}
 
 void Joiner::start() {
@@ -57,7 +61,7 @@ void Joiner::start() {
 void Joiner::warn_of_waiting() {
   const Duration waited = loop_.now() - started_;
   const std::string what = progress_.empty() ? "the head at " + options_.head : "the other workers";
-  const std::string& why = progress_.empty() ? last_error_.message() : progress_;
+  const std::string why = progress_.empty() ? last_error() : progress_;
   log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" +
                (why.empty() ? "" : ": " + why));
   warning_timer_ = loop_.schedule(loop_.now() + std::max(waited, kFirstWarning), [weak = weak_from_this()] {
@@ -66,12 +70,13 @@ void Joiner::warn_of_waiting() {
 }
 
 void Joiner::dial() {
-  ++attempt_;
+  end_attempt();
   transport::DialOptions dial;
   dial.hello = options_.hello;
   dial.token = options_.token;
-  dial.deadline = std::min(options_.deadline, loop_.now() + options_.lease);
-  network_.dial(options_.head, std::move(dial),
+  const auto heads = static_cast<int64_t>(heads_.size());
+  dial.deadline = std::min(options_.deadline, loop_.now() + options_.lease / heads);
+  network_.dial(heads_[head_], std::move(dial),
                 guard([](Joiner& self, Result<std::unique_ptr<transport::ClientChannel>> result) {
                   if (!result.ok()) return self.attempt_failed(result.status());
                   self.channel_ = std::move(result).value();
@@ -123,15 +128,26 @@ Status Joiner::with_rank_hint(const Status& why) const {
       .with_parameter(why.parameter());
 }
 
+bool Joiner::all_refuse() const {
+  return std::all_of(errors_.begin(), errors_.end(),
+                     [](const Status& error) { return !error.ok() && is_final(error); });
+}
+
+std::string Joiner::last_error() const { return describe_errors(heads_, errors_); }
+
+// If a process refuses the connection, the job's head may serve at another address. A process that has
+// accepted the connection knows the token, so its refusal of the request is final.
 void Joiner::attempt_failed(const Status& why) {
   // The call ended at the join's deadline; the connection has not failed.
   if (why.code() == Code::kTimeout && loop_.now() >= options_.deadline) return out_of_time();
   loop_.cancel(progress_timer_);
+  const bool accepted = channel_ != nullptr;
   drop_channel();
-  ++attempt_;  // callbacks of this attempt are ignored from here on (guard())
-  if (is_final(why))
+  end_attempt();
+  errors_[head_] = why;
+  if (is_final(why) && accepted)
     return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
-  last_error_ = why;
+  if (all_refuse()) return end(error_of_all(heads_, errors_, why));
   if (progress_.empty())
     report(WorkerReport::Kind::kDialing, why.message());
   else
@@ -140,9 +156,12 @@ void Joiner::attempt_failed(const Status& why) {
   if (loop_.now() >= options_.deadline) return out_of_time();
   if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
-  const auto half = static_cast<uint64_t>(delay_.count()) / 2;
-  const Duration wait = delay_ / 2 + Duration(static_cast<int64_t>(loop_.random() % (half + 1)));
-  delay_ = std::min(2 * delay_, kLongestDelay);
+  Duration wait{};
+  head_ = (head_ + 1) % heads_.size();
+  if (head_ == 0) {  // each has been dialled
+    wait = with_jitter(loop_, delay_);
+    delay_ = std::min(2 * delay_, kLongestDelay);
+  }
   retry_timer_ = loop_.schedule(loop_.now() + wait, guard([](Joiner& self) { self.dial(); }));
 }
 
@@ -155,15 +174,14 @@ void Joiner::out_of_time() {
                    .with_rank(missing_));
   }
   if (!progress_.empty()) {  // an embedded head ends with its worker, whose deadline may be earlier
-    return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" +
-                                              last_error_.message() + ") and the job was not complete" +
-                                              within + ": when the head was last heard, " + progress_ +
-                                              remedy));
+    return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" + last_error() +
+                                              ") and the job was not complete" + within +
+                                              ": when the head was last heard, " + progress_ + remedy));
   }
   end(Status(Code::kUnreachable,
              "worker " + describe_candidate(options_.join.member) + " could not reach the head at " +
                  options_.head + within + ": " +
-                 (last_error_.ok() ? "it does not answer" : last_error_.message()) +
+                 (last_error().empty() ? "it does not answer" : last_error()) +
                  "; check that the head runs, that `head` is its address, and that no firewall blocks it"));
 }
 
@@ -174,7 +192,7 @@ void Joiner::on_answer(Message message) {
                       "the head at " + options_.head + " sent an invalid reply to the join of worker '" +
                           options_.join.member.worker_id + "'; another program may listen there"));
   }
-  end(Joined{std::exchange(channel_, nullptr), std::move(*reply)});
+  end(Joined{std::exchange(channel_, nullptr), std::move(*reply), head_});
 }
 
 void Joiner::end(Result<Joined> result) {
@@ -185,6 +203,7 @@ void Joiner::end(Result<Joined> result) {
 void Joiner::stop() {
   if (over_) return;
   over_ = true;
+  end_attempt();
   loop_.cancel(deadline_timer_);
   loop_.cancel(retry_timer_);
   loop_.cancel(warning_timer_);
@@ -198,11 +217,9 @@ std::shared_ptr<transport::ClientChannel> Joiner::give_up_channel() {
   return channel;
 }
 
-// The channel may be calling us at this moment, so it is destroyed from a task of its own.
+// The channel may be calling us at this moment.
 void Joiner::drop_channel() {
-  if (!channel_) return;
-  channel_->close(true);
-  loop_.post([keep = std::exchange(channel_, nullptr)] {});
+  if (channel_) close_in_callback(loop_, std::exchange(channel_, nullptr));
 }
 
 }  // namespace dsgd

@@ -4,16 +4,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "core/membership/attempts.h"
 #include "core/membership/member.h"
 
 namespace dsgd {
 
-class Joiner : public std::enable_shared_from_this<Joiner> {
+class Joiner : public Attempts<Joiner> {
  public:
   struct Joined {
     std::shared_ptr<transport::ClientChannel> channel;  // control connection to the head
     transport::JoinReply view;
+    size_t head = 0;  // index of its address
   };
   // `done` is called once, on the loop, unless stop() comes first.
   Joiner(transport::Network& network, const MemberOptions& options, Log& log,
@@ -33,21 +36,13 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
   void report(WorkerReport::Kind kind, const std::string& text);
   void warn_of_waiting();
   Status with_rank_hint(const Status& why) const;
+  bool all_refuse() const;
+  std::string last_error() const;
   void attempt_failed(const Status& why);
   void out_of_time();
   void on_answer(transport::Message message);
   void end(Result<Joined> result);
   void drop_channel();
-  // Wraps a member function for a callback of this attempt; it is ignored when the attempt or the joiner is
-  // over.
-  template <typename F>
-  auto guard(F f) {
-    return [weak = weak_from_this(), number = attempt_, f = std::move(f)](auto&&... arguments) {
-      auto self = weak.lock();
-      if (self && !self->over_ && self->attempt_ == number)
-        f(*self, std::forward<decltype(arguments)>(arguments)...);
-    };
-  }
 
   transport::Network& network_;
   transport::Loop& loop_;
@@ -57,10 +52,11 @@ class Joiner : public std::enable_shared_from_this<Joiner> {
 
   bool over_ = false;
   transport::Time started_{};
-  uint64_t attempt_ = 0;
-  transport::Duration delay_;  // before the next attempt
+  const std::vector<std::string> heads_;
+  size_t head_ = 0;             // index of the one that is dialled
+  std::vector<Status> errors_;  // of the last attempt at each of them
+  transport::Duration delay_;   // before the next attempt
   std::shared_ptr<transport::ClientChannel> channel_;
-  Status last_error_;     // of the last attempt that failed
   std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
   int32_t missing_ = -1;  // rank of the first that has not come; -1: not known
   std::string reported_;  // text of the last report()

@@ -11,8 +11,6 @@ using transport::Duration;
 using transport::Time;
 
 constexpr Duration kShortestLease = std::chrono::milliseconds(4);  // guards against a configuration of 0
-constexpr Duration kLongestDrain =
-    std::chrono::milliseconds(10);  // enough to read what has arrived; part of "lease + 100 ms"
 
 }  // namespace
 
@@ -20,23 +18,26 @@ Leases::Leases(Duration lease) : lease_(std::max(lease, kShortestLease)) {}
 
 void Leases::begin(size_t workers, Time now) { entries_.assign(workers, Entry{now}); }
 
-void Leases::hold(size_t rank, Time now) {
-  if (rank >= entries_.size()) entries_.resize(rank + 1, Entry{.held = false});
-  entries_[rank] = Entry{now};
+void Leases::hold(size_t worker, Time now) {
+  if (worker >= entries_.size()) entries_.resize(worker + 1, Entry{.held = false});
+  entries_[worker] = Entry{now};
 }
 
-void Leases::renew(size_t rank, Time now) {
-  entries_[rank].renewed = now;
-  entries_[rank].suspected = false;
+void Leases::renew(size_t worker, Time now) {
+  entries_[worker].renewed = now;
+  entries_[worker].suspected = false;
 }
 
-Duration Leases::drain() const { return std::min(kLongestDrain, lease_ / 20); }
+Duration drain_time(Duration lease) {
+  constexpr Duration kLongest = std::chrono::milliseconds(10);  // part of "lease + 100 ms"
+  return std::min(kLongest, lease / 20);
+}
 
 Time Leases::next_check(Time now) const {
   Time when = now + lease_ / 4;
   for (const Entry& entry : entries_) {
     if (!entry.held) continue;
-    when = std::min(when, entry.suspected ? now + drain() : std::max(now, entry.renewed + lease_));
+    when = std::min(when, entry.suspected ? now + drain_time(lease_) : std::max(now, entry.renewed + lease_));
   }
   return when;
 }
@@ -44,13 +45,13 @@ Time Leases::next_check(Time now) const {
 Leases::Verdict Leases::check(Time now, Time due) {
   Verdict verdict;
   verdict.late = was_stopped(due, now, lease_);
-  for (size_t rank = 0; rank < entries_.size(); ++rank) {
-    Entry& entry = entries_[rank];
+  for (size_t worker = 0; worker < entries_.size(); ++worker) {
+    Entry& entry = entries_[worker];
     if (!entry.held) continue;
     if (verdict.late) {
-      renew(rank, now);
+      renew(worker, now);
     } else if (now >= entry.renewed + lease_) {
-      if (entry.suspected) verdict.lost.push_back(rank);
+      if (entry.suspected) verdict.lost.push_back(worker);
       entry.suspected = true;
     }
   }

@@ -1,5 +1,5 @@
 // The leases of all workers, as the head counts them: from the receipt of each one's last renewal. Pure data.
-// A worker is known by its rank or, while it waits for the job to begin, by its place in the rendezvous.
+// A worker is known by its number or, while it waits for the job to begin, by its slot in the rendezvous.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,20 @@
 
 namespace dsgd {
 
+// Returns how long messages that have arrived are still read after a lease has ended.
+transport::Duration drain_time(transport::Duration lease);
+
 class Leases {
  public:
   explicit Leases(transport::Duration lease);
 
   void begin(size_t workers, transport::Time now);  // all of them; earlier leases are forgotten
-  void hold(size_t rank, transport::Time now);      // of one more
-  void renew(size_t rank, transport::Time now);
-  void end(size_t rank) { entries_[rank].held = false; }  // left or lost: no longer checked
-  transport::Duration silence(size_t rank, transport::Time now) const { return now - entries_[rank].renewed; }
+  void hold(size_t worker, transport::Time now);    // of one more
+  void renew(size_t worker, transport::Time now);
+  void end(size_t worker) { entries_[worker].held = false; }  // left or lost: no longer checked
+  transport::Duration silence(size_t worker, transport::Time now) const {
+    return now - entries_[worker].renewed;
+  }
 
   // When to call check: at the next lease's end, and often enough in between to notice that the head itself
   // was late.
@@ -38,10 +43,8 @@ class Leases {
     bool held = true;
     bool suspected = false;  // was over at the last check
   };
-  transport::Duration drain() const;
-
   const transport::Duration lease_;
-  std::vector<Entry> entries_;  // by rank
+  std::vector<Entry> entries_;  // by worker
 };
 
 }  // namespace dsgd

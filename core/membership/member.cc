@@ -1,11 +1,17 @@
 #include "core/membership/member.h"
 
+#include <algorithm>
+#include <map>
+#include <optional>
 #include <utility>
 
+#include "core/base/address.h"
 #include "core/base/describe.h"
+#include "core/base/views_change.h"
 #include "core/membership/admission.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
+#include "core/membership/returner.h"
 #include "core/membership/text.h"
 #include "transport/poster.h"
 
@@ -56,17 +62,37 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   Phase phase = Phase::kIdle;
   std::shared_ptr<Joiner> joiner;
   std::shared_ptr<ClientChannel> channel;  // control, once joined; shared only so that a task may hold it
+  uint64_t connection = 0;                 // number of the channel
+  // Addresses of the heads; the one that this worker joined is first, and numeric.
+  std::vector<std::string> heads;
+  std::shared_ptr<Returner> returner;  // null: the head is not lost
+  bool return_again = false;           // once the returner has ended
+  Status head_loss;                    // why it counts as lost, while there is a returner
+  bool missed = false;                 // the loss of the head was logged, so its return is, too
+  transport::Time came_back{};         // the head, last
   std::shared_ptr<Heartbeat> heartbeat;
-  JoinReply view;
+  JoinReply view;     // as this worker joined
+  JoinReply present;  // the view that the head has last published; a learner is its last member
 
   bool host_left = false;  // news: the worker that hosts the head left in good order
   Status broken;
-  std::vector<WatchReply> left;  // news of workers that left, which no callback has taken yet
-  std::function<void(Result<JoinReply>)> tell_joined;
-  std::function<void(const Status&)> tell_broken;
-  std::function<void(int32_t, uint64_t)> tell_left;
-  std::function<void()> tell_done;
+  std::vector<int32_t> departed;  // of a learner: numbers of workers that have left
+  std::vector<WatchReply> left;  // news of workers that left, with present ranks, which no callback has taken
+  std::function<void(Result<JoinReply>)> notify_joined;
+  std::function<void(const Status&)> notify_broken;
+  std::function<void(int32_t, uint64_t)> notify_left;
+  std::function<void(const JoinReply&, const Status&)> notify_view;
+  std::function<void()> notify_present;
+  std::function<void()> notify_done;
+  std::function<void(const Status&)> notify_refused;  // of enter()
   transport::TimerId leave_timer = 0;
+  uint64_t received = 0;  // sequence of the last news
+  // For a head that comes back: a report that no head has answered; and the peers in the present view with
+  // which a connection has ended, by number, with why.
+  std::optional<transport::Report> unanswered;
+  std::map<int32_t, Status> cuts;
+  transport::Leave leaving;
+  transport::Time leave_until{};
 
   // Runs `f(impl)` from a task of the loop, if the member still exists.
   template <typename F>
@@ -89,6 +115,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void start() {
     phase = Phase::kJoining;
+    options.join.incarnation = loop.random() | 1;
     joiner = std::make_shared<Joiner>(network, options, *log, [this](Result<Joiner::Joined> result) {
       if (result.ok()) {
         on_joined(std::move(result).value());
@@ -103,32 +130,44 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     joiner->stop();
     phase = Phase::kLeft;
     later([why](Impl& self) {
-      if (auto tell = std::exchange(self.tell_joined, nullptr)) tell(why);
+      if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(why);
     });
   }
 
   void on_joined(Joiner::Joined joined) {
     channel = std::move(joined.channel);
-    view = std::move(joined.view);
+    heads = split_addresses(options.head);
+    heads[joined.head] = channel->address();  // a name would have to be resolved within the lease
+    std::rotate(heads.begin(), heads.begin() + static_cast<std::ptrdiff_t>(joined.head), heads.end());
+    view = present = std::move(joined.view);
     phase = Phase::kJoined;
     start_heartbeat();
-    watch(0);
+    received = view.sequence;
+    watch(received);
     later([](Impl& self) {
-      if (auto tell = std::exchange(self.tell_joined, nullptr)) tell(self.view);
+      if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(self.view);
     });
   }
 
   const transport::MemberInfo& member(int32_t rank) const { return view.members[static_cast<size_t>(rank)]; }
+  const transport::MemberInfo& own() const { return present.members[static_cast<size_t>(present.rank)]; }
+  int32_t number() const { return view.rank >= 0 ? member(view.rank).number : -1; }  // -1: not yet known
   std::string head_host() const { return view.head_rank >= 0 ? member(view.head_rank).host : std::string(); }
+
+  transport::Hello hello_of(transport::Role role) const {
+    transport::Hello hello = options.hello;
+    hello.role = role;
+    hello.rank = number();
+    hello.view = view.view;
+    hello.job_nonce = view.job_nonce;
+    return hello;
+  }
 
   void start_heartbeat() {
     HeartbeatOptions o;
-    o.address = channel->address();  // a name would have to be resolved within the lease
-    o.hello = options.hello;
-    o.hello.role = transport::Role::kHeartbeat;
-    o.hello.rank = view.rank;
-    o.hello.view = view.view;
-    o.hello.job_nonce = view.job_nonce;
+    o.addresses = heads;
+    o.hello = hello_of(transport::Role::kHeartbeat);
+    o.own_rank = view.rank;
     o.token = options.token;
     o.lease = options.lease;
     o.interval = options.heartbeat_interval;
@@ -144,12 +183,20 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
       const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
       if (!here && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
     }
-    heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o),
-                                            [poster = poster, weak = weak_from_this()](const Status& why) {
-                                              poster->post([weak, why] {
-                                                if (auto self = weak.lock()) self->heartbeat_failed(why);
-                                              });
-                                            });
+    const auto on_loop = [poster = poster,
+                          weak = weak_from_this()]<typename... Args>(void (Impl::*then)(Args...)) {
+      return [poster, weak, then](const std::decay_t<Args>&... args) {
+        poster->post([weak, then, args...] {
+          if (auto self = weak.lock()) (self.get()->*then)(args...);
+        });
+      };
+    };
+    HeartbeatEvents events{on_loop(&Impl::heartbeat_failed)};
+    if (view.durable) {
+      events.head_lost = on_loop(&Impl::head_silent);
+      events.head_answered = on_loop(&Impl::head_answered);
+    }
+    heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o), std::move(events));
     heartbeat->start();
   }
 
@@ -162,7 +209,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   void abort_join(const Status& cause) {
-    tell_joined = nullptr;
+    notify_joined = nullptr;
     if (phase == Phase::kJoined) return leave(cause, 0, nullptr);
     if (phase != Phase::kJoining) return;
     channel = joiner->give_up_channel();
@@ -175,46 +222,108 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void watch(uint64_t sequence) {
     transport::Watch request;
     request.sequence = sequence;
-    channel->call(request, transport::kNever, [weak = weak_from_this()](Result<Message> answer) {
-      auto self = weak.lock();
-      if (!self || self->over() || !self->channel) return;  // while leaving, only the answer to Leave matters
-      if (!answer.ok())
-        return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
-      if (auto* news = std::get_if<WatchReply>(&answer.value())) self->on_news(*news);
-    });
+    channel->call(
+        request, transport::kNever, [weak = weak_from_this(), of = connection](Result<Message> answer) {
+          auto self = weak.lock();
+          if (!self || self->over() || !self->channel)
+            return;  // while leaving, only the answer to Leave matters
+          if (self->connection != of) return;
+          if (answer.status().code() == Code::kEvicted) return self->break_down(answer.status());
+          if (self->may_return(answer.status())) return self->connection_lost(answer.status());
+          if (!answer.ok())
+            return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
+          if (auto* news = std::get_if<WatchReply>(&answer.value())) self->on_news(*news);
+        });
   }
 
   void on_news(const WatchReply& news) {
-    watch(news.sequence);  // which also tells the head that we know
+    received = news.sequence;
+    watch(received);  // which also confirms this news
+    if (!news.members.empty()) return change_view(news);
     if (!news.news.ok()) return break_down(news.news);
-    if (news.left < 0 || news.left >= static_cast<int32_t>(view.members.size())) return;
-    log->info(describe_member(member(news.left)) + " has left the job in good order");
-    if (news.left == view.head_rank) host_left = true;
+    const auto one = std::find_if(present.members.begin(), present.members.end(),
+                                  [&](const transport::MemberInfo& m) { return m.number == news.left; });
+    if (one == present.members.end()) return;
+    const int32_t rank = one->rank;
+    if (rank == present.head_rank) host_left = true;
+    if (present.learner) {  // it enters a view without that worker
+      departed.push_back(news.left);
+      return present_changed();
+    }
+    log->info(describe_member(present.members[static_cast<size_t>(rank)]) +
+              " has left the job in good order");
     left.push_back(news);
-    give_left();
+    left.back().left = rank;
+    deliver_left();
   }
 
-  void give_left() {
-    if (!tell_left) return;
+  void change_view(const WatchReply& news) {
+    JoinReply next = present;
+    next.view = news.view;
+    next.members = news.members;
+    next.head_rank = news.head_rank;
+    next.paused = news.paused;
+    next.rank = rank_of(next.members, options.hello.worker_id);
+    next.learner = present.learner && next.rank < 0;
+    if (next.learner) {
+      next.rank = static_cast<int32_t>(next.members.size());
+      next.members.push_back(own());
+      next.members.back().rank = next.rank;
+    }
+    if (next.rank < 0 || next.view <= present.view) {
+      return break_down(Status(Code::kInternal, describe_head(options.head, view) + " published view " +
+                                                    std::to_string(next.view) +
+                                                    ", which this worker cannot take part in"));
+    }
+    present = std::move(next);
+    std::erase_if(cuts, [&](const auto& cut) {
+      return std::none_of(present.members.begin(), present.members.end(),
+                          [&](const transport::MemberInfo& m) { return m.number == cut.first; });
+    });
+    if (present.learner) return present_changed();
+    notify_refused = nullptr;
+    later([next = present, why = news.news](Impl& self) {
+      auto notify = self.notify_view;
+      if (notify && !self.over()) notify(next, why);
+    });
+  }
+
+  void present_changed() {
+    later([](Impl& self) {
+      if (self.notify_present && self.present.learner && !self.over()) self.notify_present();
+    });
+  }
+
+  void deliver_left() {
+    if (!notify_left) return;
     for (const WatchReply& news : std::exchange(left, {})) {
       later([rank = news.left, call = news.departure_call](Impl& self) {
-        auto tell = self.tell_left;
-        if (tell && !self.over()) tell(rank, call);
+        auto notify = self.notify_left;
+        if (notify && !self.over()) notify(rank, call);
       });
     }
   }
 
-  void heartbeat_failed(const Status& why) {
+  // The heartbeat knows the ranks of the view in which this worker joined.
+  void heartbeat_failed(Status why) {
     if (host_left) return head_gone();
-    report(why);  // it may hear this worker, though this worker does not hear it
-    break_down(why);
+    const bool own_lease =
+        why.code() == Code::kWorkerLost && why.rank() == view.rank && view.rank != view.head_rank;
+    if (why.code() == Code::kWorkerLost && why.rank() >= 0 &&
+        why.rank() < static_cast<int32_t>(view.members.size())) {
+      const transport::MemberInfo& named = member(why.rank());
+      why = std::move(why).with_rank(rank_of(present.members, named.worker_id), named.host);
+    }
+    report(why);  // the head may receive it, although this worker receives nothing from the head
+    // The others go on without a worker whose lease is over.
+    break_down(own_lease && views_change() ? evicted(own(), why) : why);
   }
 
   void head_lost(const std::string& how, Code code = Code::kWorkerLost) {
     if (host_left) return head_gone();
     drop_channel(false);
-    break_down(
-        Status(code, describe_head(options.head, view) + " " + how).with_rank(view.head_rank, head_host()));
+    break_down(Status(code, describe_head(options.head, present) + " " + how)
+                   .with_rank(present.head_rank, head_host()));
   }
 
   // The head has gone in good order, with the worker that hosted it.
@@ -224,40 +333,183 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     phase = Phase::kHeadless;
     stop_heartbeat({});
     log->info(describe_head(options.head, view) +
-              " has gone in good order; the workers that remain watch over each other");
+              " has left in good order; the remaining workers now probe each other");
+  }
+
+  // ---- a head that comes back
+
+  // Whether this error of a call is the loss of a head that may come back.
+  bool may_return(const Status& why) const { return view.durable && !host_left && is_lost_connection(why); }
+
+  void connection_lost(const Status& why) {
+    drop_channel(false);
+    head_silent(
+        Status(Code::kWorkerLost, describe_head(options.head, present) + " was lost: " + why.message()));
+  }
+
+  // A head that is only silent keeps its connection until another one has replaced it: to the head, the end
+  // of the connection would be the loss of this worker.
+  void head_silent(Status why) {
+    if (returner || (phase != Phase::kJoined && phase != Phase::kLeaving)) return;
+    if (phase == Phase::kJoined) {
+      missed = true;
+      log->warning(why.message() + "; training goes on, and the head is dialled again for " +
+                   describe_duration(options.head_timeout) + " (head_timeout)");
+    }
+    await_head(std::move(why));
+  }
+
+  // The head has answered on a later heartbeat connection: perhaps it is another head than the one to which
+  // the control connection leads, which may be silent for ever.
+  void head_answered() {
+    if (phase != Phase::kJoined && phase != Phase::kLeaving) return;
+    if (returner) {
+      return_again = true;
+      return;
+    }
+    await_head(Status(Code::kWorkerLost,
+                      describe_head(options.head, present) + " does not answer on its earlier connection"));
+  }
+
+  void await_head(Status why) {
+    head_loss = std::move(why);
+    ReturnerOptions o;
+    o.addresses = heads;
+    o.hello = hello_of(transport::Role::kControl);
+    o.token = options.token;
+    o.request = {number(), view.view, options.join.incarnation};
+    o.lease = options.lease;
+    o.deadline = loop.now() + options.head_timeout;
+    returner = std::make_shared<Returner>(network, std::move(o), [this](Result<Returner::Channel> back) {
+      returner = nullptr;
+      back.ok() ? come_back(std::move(back).value()) : no_return(back.status());
+    });
+    returner->start();
+  }
+
+  void come_back(Returner::Channel back) {
+    drop_channel(false);
+    channel = std::move(back);
+    ++connection;
+    came_back = loop.now();
+    if (phase == Phase::kLeaving) return call_leave();
+    if (std::exchange(missed, false)) log->info(describe_head(options.head, present) + " has come back");
+    if (heartbeat) heartbeat->begin_lease();  // the head may fall silent before it answers there
+    watch(received);
+    if (unanswered) call_report();
+    if (notify_refused) call_enter();
+    for (const auto& [peer, why] : cuts) send_to_head(transport::ReportCut{number(), view.view, why, peer});
+    if (std::exchange(return_again, false)) head_answered();
+  }
+
+  void no_return(const Status& why) {
+    if (phase == Phase::kLeaving) return left_job();
+    if (why.code() == Code::kEvicted) return break_down(why);
+    if (!is_lost_connection(why)) {  // a head that knows the job
+      return break_down(
+          Status(Code::kWorkerLost, describe_head(options.head, present) +
+                                        " has come back, and refuses this worker: " + why.message())
+              .with_rank(why.rank(), why.host()));
+    }
+    heartbeat_failed(Status(head_loss.code(), head_loss.message() + "; it has not come back within " +
+                                                  describe_duration(options.head_timeout) +
+                                                  " (head_timeout): " + why.message())
+                         .with_rank(head_loss.rank(), head_loss.host()));
+  }
+
+  void call_report() {
+    if (!channel) return;
+    channel->call(*unanswered, transport::kNever, [weak = weak_from_this()](const Result<Message>& answer) {
+      auto self = weak.lock();
+      if (self && !self->may_return(answer.status())) self->unanswered.reset();
+    });
+  }
+
+  // A head decides within a lease. If it is lost before, the worker notices that within another one. A head
+  // that has come back gives each worker a lease first.
+  transport::Time verdict_due(transport::Time reported) const {
+    if (!view.durable) return reported + options.lease;
+    if (returner) return loop.now() + options.lease;
+    return std::max(reported, came_back) + 9 * options.lease / 4;
+  }
+
+  void stop_returner() {
+    return_again = false;
+    if (returner) std::exchange(returner, nullptr)->stop();
   }
 
   void break_down(const Status& why) {
     if (phase != Phase::kJoined) return;
+    stop_returner();
     phase = Phase::kBroken;
     broken = why;
-    log->info("the job cannot go on: " + why.message());  // the session, which fails with it, logs the error
+    log->info("the job cannot go on: " +
+              broken.message());  // the session, which fails with it, logs the error
     stop_heartbeat({});
-    give_broken();
+    deliver_broken();
   }
 
-  void give_broken() {
-    if (broken.ok() || !tell_broken) return;
+  void deliver_broken() {
+    if (broken.ok() || !notify_broken) return;
     later([](Impl& self) {
-      auto tell = std::exchange(self.tell_broken, nullptr);
-      if (tell && !self.over()) tell(self.broken);
+      auto notify = std::exchange(self.notify_broken, nullptr);
+      if (notify && !self.over()) notify(self.broken);
     });
   }
 
-  bool has_head() const { return phase == Phase::kJoined && channel && !host_left; }
+  bool views_change() const {
+    const transport::JoinRequest& join = options.join;
+    return dsgd::views_change(join.num_workers, join.min_workers, join.max_workers, join.rejoin_timeout);
+  }
+
+  bool has_head() const { return phase == Phase::kJoined && (channel || returner) && !host_left; }
 
   void report(const Status& cause) {
-    if (!cause.ok()) tell_head(transport::Report{view.rank, view.view, cause});
+    if (cause.ok() || !has_head()) return;
+    transport::Report message{number(), view.view, cause};
+    if (!view.durable) return void(send_to_head(message));
+    if (unanswered) return;  // only the first cause counts
+    unanswered = std::move(message);
+    call_report();
   }
 
-  bool report_cut(int32_t peer, const Status& cause) {
-    return tell_head(transport::ReportCut{view.rank, view.view, cause, peer});
+  bool report_cut(const std::string& peer_id, const Status& cause, bool silent) {
+    const int32_t rank = rank_of(present.members, peer_id);
+    if (rank < 0) return has_head();  // the head has already decided
+    const int32_t peer = present.members[static_cast<size_t>(rank)].number;
+    if (view.durable && !silent) cuts.emplace(peer, cause);
+    return send_to_head(transport::ReportCut{number(), view.view, cause, peer});
   }
 
-  // The answer says nothing: the head sends news to all workers.
-  bool tell_head(const Message& message) {
+  void enter(std::function<void(const Status&)> refused) {
+    notify_refused = std::move(refused);
+    if (has_head()) return call_enter();
+    later([](Impl& self) {
+      self.refuse(Status(Code::kUnreachable, describe_head(self.options.head, self.present) +
+                                                 " has gone, so this worker cannot join the job"));
+    });
+  }
+
+  void refuse(const Status& why) {
+    if (auto notify = std::exchange(notify_refused, nullptr)) notify(why);
+  }
+
+  // If the connection ends, the Watch call in flight reports it.
+  void call_enter() {
+    if (!channel) return;
+    channel->call(transport::Enter{number(), view.view}, transport::kNever,
+                  [weak = weak_from_this()](const Result<Message>& answer) {
+                    auto self = weak.lock();
+                    if (!self || answer.ok() || !self->has_head() || self->may_return(answer.status()))
+                      return;
+                    self->refuse(answer.status());
+                  });
+  }
+
+  // Ignores the answer: what follows from the message comes as news.
+  bool send_to_head(const Message& message) {
     if (!has_head()) return false;
-    channel->call(message, loop.now() + options.lease, [](const Result<Message>&) {});
+    if (channel) channel->call(message, loop.now() + options.lease, [](const Result<Message>&) {});
     return true;
   }
 
@@ -268,39 +520,50 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
       join_failed(
           Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
     }
-    tell_done = std::move(done);
+    notify_done = std::move(done);
     if (phase == Phase::kLeaving) return;  // finish() follows
-    if (!channel || phase == Phase::kLeft) return left_job();
+    if ((!channel && !returner) || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
     send_leave(cause, departure_call, view.head_rank >= 0 && view.head_rank == view.rank);
   }
 
   // `host`: of the head.
   void send_leave(const Status& cause, uint64_t departure_call, bool host) {
-    const transport::Time latest = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
-    leave_timer = loop.schedule(latest, [weak = weak_from_this()] {
+    leave_until = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
+    leave_timer = loop.schedule(leave_until, [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->finish();
     });
-    transport::Leave request;
-    request.rank = view.rank;
-    request.view = view.view;
-    request.cause = cause;
-    request.departure_call = departure_call;
-    channel->call(request, latest, [weak = weak_from_this()](const Result<Message>&) {
-      if (auto self = weak.lock()) self->left_job();
-    });
+    leaving.number = number();
+    leaving.view = present.view;
+    leaving.cause = cause;
+    leaving.departure_call = departure_call;
+    call_leave();
     // After a cut, a new heartbeat connection may reach the head long before TCP sends again on this one. No
     // cut is between a head and its host.
     if (!heartbeat || host) return;
-    heartbeat->leave(request, [poster = poster, weak = weak_from_this()] {
+    heartbeat->leave(leaving, [poster = poster, weak = weak_from_this()] {
       poster->post([weak] {
         if (auto self = weak.lock(); self && self->phase == Phase::kLeaving) self->left_job();
       });
     });
   }
 
+  void call_leave() {
+    if (!channel) return;
+    channel->call(leaving, leave_until,
+                  [weak = weak_from_this(), of = connection](const Result<Message>& answer) {
+                    auto self = weak.lock();
+                    if (!self) return;
+                    const bool lost = self->may_return(answer.status());
+                    if (!lost) return self->left_job();
+                    if (self->phase == Phase::kLeaving && self->connection == of && self->channel)
+                      self->connection_lost(answer.status());
+                  });
+  }
+
   // The head knows (or is gone): the heartbeat ends, then the connection.
   void left_job() {
+    stop_returner();
     if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
         phase == Phase::kIdle) {
       phase = Phase::kLeft;
@@ -313,24 +576,28 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   void finish() {
+    stop_returner();
     phase = Phase::kLeft;
     loop.cancel(leave_timer);
     stop_heartbeat({});
     drop_channel(true);
     later([](Impl& self) {
-      if (auto tell = std::exchange(self.tell_done, nullptr)) tell();
+      if (auto notify = std::exchange(self.notify_done, nullptr)) notify();
     });
   }
 
   void shut() {
     poster->close();
     if (joiner) joiner->stop();
+    stop_returner();
     loop.cancel(leave_timer);
     phase = Phase::kLeft;
-    tell_joined = nullptr;
-    tell_broken = nullptr;
-    tell_left = nullptr;
-    tell_done = nullptr;
+    notify_joined = nullptr;
+    notify_broken = nullptr;
+    notify_left = nullptr;
+    notify_view = nullptr;
+    notify_refused = nullptr;
+    notify_done = nullptr;
     stop_heartbeat({});
     channel.reset();
   }
@@ -343,25 +610,54 @@ Member::Member(transport::Network& network, transport::Network& heartbeat_networ
 Member::~Member() { impl_->shut(); }
 
 void Member::join(std::function<void(Result<JoinReply>)> joined) {
-  impl_->tell_joined = std::move(joined);
+  impl_->notify_joined = std::move(joined);
   impl_->start();
 }
 
 void Member::on_broken(std::function<void(const Status&)> broken) {
-  impl_->tell_broken = std::move(broken);
-  impl_->give_broken();
+  impl_->notify_broken = std::move(broken);
+  impl_->deliver_broken();
 }
 
 void Member::on_left(std::function<void(int32_t rank, uint64_t departure_call)> left) {
-  impl_->tell_left = std::move(left);
-  impl_->give_left();
+  impl_->notify_left = std::move(left);
+  impl_->deliver_left();
 }
+
+void Member::on_view(std::function<void(const JoinReply& view, const Status& why)> changed) {
+  impl_->notify_view = std::move(changed);
+}
+
+void Member::on_present_view(std::function<void()> changed) { impl_->notify_present = std::move(changed); }
+
+JoinReply Member::present_view() const {
+  JoinReply view = impl_->present;
+  std::erase_if(view.members, [this](const transport::MemberInfo& member) {
+    return std::count(impl_->departed.begin(), impl_->departed.end(), member.number) > 0;
+  });
+  for (size_t rank = 0; rank < view.members.size(); ++rank)
+    view.members[rank].rank = static_cast<int32_t>(rank);
+  view.rank = static_cast<int32_t>(view.members.size()) - 1;
+  return view;
+}
+
+void Member::enter(std::function<void(const Status&)> refused) { impl_->enter(std::move(refused)); }
 
 bool Member::has_head() const { return impl_->has_head(); }
 
+void Member::report_progress(transport::Progress progress) {
+  progress.number = impl_->number();
+  progress.view = impl_->view.view;
+  impl_->send_to_head(progress);
+}
+
+transport::Time Member::verdict_due(transport::Time reported) const { return impl_->verdict_due(reported); }
+
 void Member::report(const Status& cause) { impl_->report(cause); }
 
-bool Member::report_cut(int32_t peer, const Status& cause) { return impl_->report_cut(peer, cause); }
+bool Member::report_cut(const std::string& peer_id, const Status& cause, bool silent) {
+  return impl_->report_cut(peer_id, cause, silent);
+}
 
 void Member::abort_join(const Status& cause) { impl_->abort_join(cause); }
 

@@ -15,14 +15,12 @@ using transport::MemberInfo;
 
 constexpr size_t kLongestList = 16;
 
-// "<prefix>a, b, c", "<prefix>a, ... (40 more)", nothing when there are no items.
-std::string list(const std::string& prefix, const std::vector<std::string>& items) {
-  std::string text;
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (i == kLongestList) return text + ", ... (" + std::to_string(items.size() - i) + " more)";
-    text += (i == 0 ? prefix : ", ") + items[i];
-  }
-  return text;
+// "<prefix>a, b, c", "<prefix>a and 40 more", nothing when there are no items.
+std::string list(const std::string& prefix, std::vector<std::string> items) {
+  if (items.empty()) return {};
+  const size_t total = items.size();
+  items.resize(std::min(total, kLongestList));
+  return prefix + list_text(items, total);
 }
 
 bool same_process(const MemberInfo& a, const MemberInfo& b) {

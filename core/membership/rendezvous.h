@@ -20,6 +20,8 @@ class Rendezvous {
 
   explicit Rendezvous(uint32_t num_workers) : num_workers_(num_workers) {}
 
+  // Whether a worker may ask to join: its id, num_workers, and the rank that it asks for.
+  Status check(const transport::JoinRequest& request) const;
   // Admits a worker, or returns why not (its `respond` is then untouched). The same worker (id, host, machine
   // and pid) replaces its own entry: its connection broke, and it asks again before the head has seen that.
   // `replaced` is then the old entry.
@@ -32,6 +34,8 @@ class Rendezvous {
   // machine.
   Status check_reachable() const;
   size_t size() const { return candidates_.size(); }
+  const std::vector<Candidate>& candidates() const { return candidates_; }
+  const std::string& last_refusal() const { return last_refusal_; }  // empty: none
   bool complete() const { return candidates_.size() == num_workers_; }
   // Once complete: removes and returns all workers by rank, with request.member.rank set. A worker that asked
   // for a rank has it; the others have the free ranks in the order of their ids.
@@ -45,8 +49,6 @@ class Rendezvous {
   void note_refused(const std::string& why);  // shown in progress(): it may be why others wait
 
  private:
-  Status check(const transport::JoinRequest& request) const;
-
   const uint32_t num_workers_;
   size_t refused_ = 0;
   std::string last_refusal_;

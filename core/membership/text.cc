@@ -19,12 +19,34 @@ std::string describe_head(const std::string& address, const transport::JoinReply
   return text;
 }
 
+std::string describe_errors(const std::vector<std::string>& addresses, const std::vector<Status>& errors) {
+  if (addresses.size() == 1) return errors[0].message();
+  std::string text;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (!errors[i].ok()) text += (text.empty() ? "" : "; ") + addresses[i] + ": " + errors[i].message();
+  }
+  return text;
+}
+
+Status error_of_all(const std::vector<std::string>& addresses, const std::vector<Status>& errors,
+                    const Status& why) {
+  if (addresses.size() == 1) return why;
+  return Status(why.code(), describe_errors(addresses, errors)).with_parameter(why.parameter());
+}
+
 Code code_of_break(const Status& why) {
   return why.code() == Code::kCorrupted ? Code::kCorrupted : Code::kWorkerLost;
 }
 
 Status lost_worker(const transport::MemberInfo& member, const std::string& why, Code code) {
   return Status(code, describe_member(member) + " was lost: " + why).with_rank(member.rank, member.host);
+}
+
+Status evicted(const transport::MemberInfo& member, const Status& why) {
+  return Status(Code::kEvicted, describe_member(member) +
+                                    " was taken out of the job, which goes on without it (" + why.message() +
+                                    "); its values are out of date, and it can only join another job")
+      .with_rank(member.rank, member.host);
 }
 
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix) {

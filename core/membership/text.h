@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "transport/messages.h"
 #include "transport/network.h"
@@ -12,6 +13,12 @@ namespace dsgd {
 // there is none
 std::string describe_head(const std::string& address, const transport::JoinReply& view);
 
+// "10.0.0.1:7700: <why>; 10.0.0.2:7700: <why>", of those that have failed; of one address, "<why>"
+std::string describe_errors(const std::vector<std::string>& addresses, const std::vector<Status>& errors);
+// The error where no address can be used: `why`, one of `errors`, with the others in its message.
+Status error_of_all(const std::vector<std::string>& addresses, const std::vector<Status>& errors,
+                    const Status& why);
+
 // Appended to errors about two workers that claim one id or rank.
 inline constexpr const char* kFirstRankHint =
     "; where another `dsgd run` has started the other one, give --first-rank";
@@ -19,6 +26,8 @@ inline constexpr const char* kFirstRankHint =
 // "rank 2 (worker ...) was lost: <why>"
 Status lost_worker(const transport::MemberInfo& member, const std::string& why,
                    Code code = Code::kWorkerLost);
+// The error of a lost worker that the others go on without, because of `why`.
+Status evicted(const transport::MemberInfo& member, const Status& why);
 // The code for the loss of a worker or head whose connection ended with `why`: kWorkerLost, or kCorrupted.
 Code code_of_break(const Status& why);
 // Turns a cause that `from` has given into the cause that other workers get: it names `from` if the cause

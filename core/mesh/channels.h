@@ -5,7 +5,7 @@
 // numbered within their call, so that workers whose calls differ continue with the same call number, however
 // many operations each of the calls would have had.
 //
-// The number of an operation, from the highest bit: 2 bits for the channel, 38 for the call in it (1, 2,
+// The number of an operation, from the highest bit: 3 bits for the channel, 37 for the call in it (1, 2,
 // ...), and 24 for the operation in the call. A call's number includes its channel.
 #pragma once
 
@@ -15,14 +15,16 @@
 
 namespace dsgd {
 
-inline constexpr uint32_t kChannels = 4;
-// Tasks that may be open at once on a worker: buckets of a step, collectives of channel 0, and collectives of
-// any other channel. The channels' limits are separate, so that a channel whose peers are late holds up no
-// other.
+// The host's channels are 0 .. DSGD_CHANNELS-1. Checkpoints have the last one, since they are written beside
+// steps and the host's collectives.
+inline constexpr uint32_t kChannels = 5, kCheckpointChannel = 4;
+// Limits of tasks open at once on a worker: kOpenTasks buckets of a step, kOpenTasks collectives of channel
+// 0, and kOpenTasksOfAChannel collectives of each other channel. The limits are separate, so that a channel
+// with late peers does not block another.
 inline constexpr size_t kOpenTasks = 4;
 inline constexpr size_t kOpenTasksOfAChannel = 1;
 
-inline constexpr uint64_t kOperationsOfACall = uint64_t{1} << 24, kCallsOfAChannel = uint64_t{1} << 38;
+inline constexpr uint64_t kOperationsOfACall = uint64_t{1} << 24, kCallsOfAChannel = uint64_t{1} << 37;
 constexpr uint64_t call_number(uint32_t channel, uint64_t index) {
   return channel * kCallsOfAChannel + index;
 }
@@ -38,11 +40,13 @@ constexpr bool is_first_of_call(uint64_t operation) { return operation % kOperat
 inline std::string call_name(uint64_t call) {
   const uint32_t channel = channel_of(call);
   return "call " + std::to_string(call % kCallsOfAChannel) +
-         (channel == 0 ? " of the session" : " of channel " + std::to_string(channel));
+         (channel == 0                    ? " of the session"
+          : channel == kCheckpointChannel ? " for checkpoints"
+                                          : " of channel " + std::to_string(channel));
 }
 
-// Number of puts of objects. The highest numbers, which no call reaches, are those of objects. The transport
-// sends lower numbers first, so objects do not get in the way of a step.
+// The highest kObjects operation numbers, which no call reaches, are those of objects: one for each put. The
+// transport sends lower numbers first, so objects do not delay a step.
 inline constexpr uint64_t kObjects = uint64_t{1} << 59;
 constexpr uint64_t object_operation(uint64_t put) { return ~uint64_t{0} - kObjects + 1 + put; }
 constexpr bool is_object(uint64_t operation) { return operation >= object_operation(0); }

@@ -29,11 +29,18 @@ class History {
     operations_.erase(operations_.lower_bound(operation_number(call, 0)),
                       operations_.lower_bound(operation_number(call + 1, 0)));
   }
+  // Calls of a channel below this one have ended.
+  void skip_to(uint64_t call) {
+    calls_below_[channel_of(call)] = call % kCallsOfAChannel;
+    calls_.erase(calls_.lower_bound(call_number(channel_of(call), 0)), calls_.lower_bound(call));
+    operations_.erase(operations_.lower_bound(operation_number(call_number(channel_of(call), 0), 0)),
+                      operations_.lower_bound(operation_number(call, 0)));
+  }
   void note_failure(uint64_t operation, const Status& cause) {
     failed_.try_emplace(operation, cause);
     if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
   }
-  // Why the call of this operation, which has ended, did; null if all went well.
+  // Returns why this operation failed, or else why another one of its call did; null if none failed.
   const Status* failure_of(uint64_t operation) const {
     auto it = failed_.find(operation);
     if (it == failed_.end()) it = failed_.lower_bound(operation_number(call_of(operation), 0));
@@ -42,8 +49,8 @@ class History {
 
  private:
   // By channel: the lowest index of a call that has not ended.
-  std::array<uint64_t, kChannels> calls_below_ = {1, 1, 1, 1};
-  std::set<uint64_t> calls_;           // with higher numbers, that have ended
+  std::array<uint64_t, kChannels> calls_below_ = {1, 1, 1, 1, 1};
+  std::set<uint64_t> calls_;           // ended calls above the lowest one that has not ended
   std::set<uint64_t> operations_;      // that have ended, of calls that have not
   std::map<uint64_t, Status> failed_;  // the newest, by operation, for chunks that come late
 };

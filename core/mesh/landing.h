@@ -1,4 +1,4 @@
-// The place of a chunk that arrives.
+// Where and how an arriving chunk is written.
 #pragma once
 
 #include <cstddef>
@@ -11,22 +11,23 @@
 
 namespace dsgd {
 
-// destination[i] (op)= source[i], in elements
-using Add = std::function<void(void* destination, const void* source, size_t count)>;
+// Combines `count` elements of `source` into `destination`: reduces or converts them.
+using Combine = std::function<void(void* destination, const void* source, size_t count)>;
 
 struct Landing {
-  std::byte* place = nullptr;      // null: the chunk comes too early
-  const Add* add = nullptr;        // adds it to what is there; null: it is copied
-  size_t element = 1;              // bytes, for `add`
-  std::function<void()> landed{};  // called when the chunk is in its place
+  std::byte* destination = nullptr;  // null: the chunk comes too early
+  const Combine* combine = nullptr;  // null: the chunk is copied
+  size_t element = 1;                // bytes of an element of the chunk, for `combine`
+  size_t widening = 1;               // bytes at the destination for each byte of the chunk
+  std::function<void()> landed{};    // called when the chunk is written
   // Called with a chunk that comes too early, once it is complete. Its receipt is finished later.
   std::function<void(std::unique_ptr<transport::BulkReceipt>)> keep{};
 
-  void take(size_t offset, std::span<const std::byte> piece) const {
-    if (add) {
-      (*add)(place + offset, piece.data(), piece.size() / element);
+  void write(size_t offset, std::span<const std::byte> piece) const {
+    if (combine) {
+      (*combine)(destination + offset * widening, piece.data(), piece.size() / element);
     } else {
-      std::memcpy(place + offset, piece.data(), piece.size());
+      std::memcpy(destination + offset, piece.data(), piece.size());
     }
   }
 };

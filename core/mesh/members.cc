@@ -11,6 +11,8 @@ bool is_break(const Status& status) {
          status.code() == Code::kClosed || status.code() == Code::kIo || status.code() == Code::kCorrupted;
 }
 
+Status session_closed() { return {Code::kClosed, "the session is closed"}; }
+
 Members::Members(const transport::JoinReply& view) : view_(view) {
   std::vector<int32_t> all(view_.members.size());
   std::iota(all.begin(), all.end(), 0);
@@ -32,7 +34,7 @@ std::string Members::host_of(int32_t rank) const {
   return rank >= 0 && rank < size() ? view_.members[rank].host : std::string();
 }
 
-Status Members::lost(int32_t rank, const Status& why) const {
+Status Members::lost_error(int32_t rank, const Status& why) const {
   if (why.code() == Code::kAborted) return why;
   if (why.code() == Code::kCorrupted) {
     return Status(
@@ -47,7 +49,7 @@ Status Members::lost(int32_t rank, const Status& why) const {
       .with_rank(rank, host_of(rank));
 }
 
-Status Members::unreachable(int32_t rank, const Status& why) const {
+Status Members::unreachable_error(int32_t rank, const Status& why) const {
   const transport::MemberInfo& peer = view_.members[rank];
   const std::string address = peer.addresses.empty() ? "no address" : peer.addresses.front();
   return Status(Code::kWorkerLost, name(view_.rank) + " cannot reach " + name(rank) + " at " + address +
@@ -56,12 +58,12 @@ Status Members::unreachable(int32_t rank, const Status& why) const {
       .with_rank(rank, peer.host);
 }
 
-Status Members::has_closed(int32_t rank) const {
+Status Members::closed_error(int32_t rank) const {
   return Status(Code::kWorkerLost, name(rank) + " has closed its session").with_rank(rank, host_of(rank));
 }
 
-Status Members::too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
-                         std::span<const int32_t> silent) const {
+Status Members::timeout_error(const std::string& what, const std::string& limit,
+                              std::span<const int32_t> missing, std::span<const int32_t> silent) const {
   const int32_t first = missing.empty() ? -1 : missing.front();
   const std::string key = limit.substr(0, limit.find(' '));
   std::string waits = "; all peers have sent their data, but this worker has not finished its part; raise ";

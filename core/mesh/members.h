@@ -13,6 +13,7 @@ namespace dsgd {
 
 // Is this a broken connection, rather than an answer of the peer?
 bool is_break(const Status& status);
+Status session_closed();  // the answer to a chunk that comes too late
 
 class Members {
  public:
@@ -29,13 +30,13 @@ class Members {
   std::string names(std::span<const int32_t> ranks) const;  // separated by commas
   std::string host_of(int32_t rank) const;                  // empty for a rank that is not in the view
 
-  Status lost(int32_t rank, const Status& why) const;
-  Status unreachable(int32_t rank, const Status& why) const;
-  Status has_closed(int32_t rank) const;
+  Status lost_error(int32_t rank, const Status& why) const;
+  Status unreachable_error(int32_t rank, const Status& why) const;
+  Status closed_error(int32_t rank) const;
   // Returns the timeout error "WHAT within LIMIT; still waiting for ...", which names the missing peers.
   // `limit` begins with the name of the setting that the deadline comes from ("step_timeout = 300.0 s").
-  Status too_late(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
-                  std::span<const int32_t> silent = {}) const;
+  Status timeout_error(const std::string& what, const std::string& limit, std::span<const int32_t> missing,
+                       std::span<const int32_t> silent = {}) const;
 
  private:
   transport::JoinReply view_;

@@ -25,11 +25,18 @@ class Mesh {
     peers.set_events(&operations);
   }
 
-  // The view is known: peers may be dialled and operations begun.
+  // Opens the mesh for `view`: peers may be dialled and operations begun from now on.
   Status open(const transport::JoinReply& view) {
     Status status = peers.open(view);
     if (status.ok() && peers.size() > 1) watch_.watch();
     return status;
+  }
+  // Ends all operations with `why`. The next ones are those of another view.
+  void change_view(const transport::JoinReply& view, const Status& why) {
+    operations.fail_all(why);
+    peers.drop_unsent();
+    watch_.forget();
+    peers.change_view(view);
   }
   const Members& members() const { return peers.members(); }
   // Ends all operations; tells no peer.
@@ -45,6 +52,8 @@ class Mesh {
     fail(cause.ok() ? Status(Code::kClosed, "the session was closed") : cause);
     peers.close(cause, steps, digests, departure_call);
   }
+
+  bool is_silent(int32_t rank) const { return watch_.is_silent(rank); }
 
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels() {

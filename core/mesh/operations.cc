@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <new>
 
-#include "core/base/catch_bad_alloc.h"
+#include "core/base/sort_unique.h"
 
 namespace dsgd {
 
@@ -26,9 +25,10 @@ bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
 }
 
-void sort_unique(std::vector<int32_t>& ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+// Returns whether a peer refused a chunk because the job goes on in another view, with or without this
+// worker. The head tells this worker, too.
+bool is_change_of_view(const Status& refusal) {
+  return refusal.code() == Code::kViewChanged || refusal.code() == Code::kEvicted;
 }
 
 }  // namespace
@@ -46,45 +46,31 @@ std::vector<uint64_t> Operations::open_numbers(uint64_t first, uint64_t last) co
   return open;
 }
 
-template <typename Work>
-auto Operations::in_task(Operation& operation, Work work) -> decltype(work()) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    operation.unsound = true;
-    throw;
-  }
-}
-
 // ---- from the beginning to the end
 
-Task* Operations::add(std::unique_ptr<Task> task, transport::Time deadline) {
-  Operation& operation = table_[task->operation()];
-  operation.task = std::move(task);
-  return in_task(operation, [&] { return begin(operation, deadline); });
-}
-
-Task* Operations::begin(Operation& operation, transport::Time deadline) {
+Task* Operations::add(std::unique_ptr<Task> added, transport::Time deadline) {
+  Operation& operation = table_[added->operation()];
+  operation.task = std::move(added);
   Task& task = *operation.task;
   const uint64_t number = task.operation();
   operation.begun = loop().now();
-  operation.heard.assign(members().view().members.size(), 0);
+  operation.peer_has_begun.assign(members().view().members.size(), 0);
   if (deadline != transport::kNever)
     operation.timer = loop().schedule(deadline, [this, number] { on_deadline_passed(number); });
   if (!operation.failed_early.ok()) {
     end_with(number, Status(operation.failed_early));
     return nullptr;
   }
-  if (is_first_of_call(number)) operation.sent_to.assign(operation.heard.size(), 0);
+  if (is_first_of_call(number)) operation.sent_to.assign(operation.peer_has_begun.size(), 0);
   if (is_first_of_call(number) || is_broadcast_root(task.shape(), peers_.rank())) {
-    operation.agreed.assign(operation.heard.size(), 0);
-    operation.to_agree = peers_.size() - 1;
+    operation.agreed.assign(operation.peer_has_begun.size(), 0);
+    operation.to_agree = task.group().size() - 1;
   }
   task.start();
-  if (task.ended() || !send_signature(operation) || settle(number)) return nullptr;
+  if (task.ended() || !send_signature(operation) || report_mismatch(number)) return nullptr;
   for (Parked& chunk : std::exchange(operation.parked, {}))
     on_bulk_end(chunk.source, chunk.header, std::move(chunk.receipt));
-  // A peer that has left may have done its part before.
+  // Peers that left before this operation began: goes on without them, or fails.
   for (int32_t rank = 0; rank < peers_.size() && !task.ended(); ++rank) {
     if (!peers_.has_left(rank)) continue;
     leave_out(rank);
@@ -98,30 +84,24 @@ void Operations::ended(Task& task, const Status& status) {
   auto node = table_.extract(number);
   if (node.empty()) return;
   Operation& operation = done_.insert(std::move(node))->second;
-  for (transport::TimerId timer : {operation.timer, operation.verdict}) {
+  for (transport::TimerId timer : {operation.timer, operation.mismatch_timer}) {
     if (timer) loop().cancel(timer);
   }
   const auto done = std::move(task.done_);
-  // Each part runs even if another runs out of memory. Once `done` is called, nothing uses the host's buffers
-  // any more.
-  bool whole = true;
   if (!status.ok()) {
-    (void)catch_bad_alloc([&] {
-      for (int32_t rank : missing(operation)) {
-        if (!operation.heard[rank]) end_wait(operation, rank, true);
-      }
-    });
     peers_.revoke(number);
-    whole &= catch_bad_alloc([&] { peers_.discard(number, status); });
-    whole &= catch_bad_alloc([&] { task.drop_chunks(status); });
-    whole &= catch_bad_alloc([&] { history_.note_failure(number, status); });
+    peers_.discard(number, status);
+    task.drop_chunks(status);
+    history_.note_failure(number, status);
+    for (int32_t rank : missing_ranks(operation)) {
+      if (!operation.peer_has_begun[rank]) end_wait(operation, rank, true);
+    }
   }
   for (Parked& chunk : std::exchange(operation.parked, {}))
     chunk.receipt->finish(status.ok() ? refusal(chunk.source, chunk.header) : status);
-  whole &= catch_bad_alloc([&] { history_.end_operation(number); });
-  whole &= catch_bad_alloc([&] { destroy_later(); });
+  history_.end_operation(number);
+  destroy_later();
   if (done) done(status);
-  if (!whole) throw std::bad_alloc();
 }
 
 void Operations::destroy_later() {  // when the caller's stack is gone
@@ -147,8 +127,8 @@ void Operations::end_with(uint64_t number, const Status& cause) {
   forget_excess();
 }
 
-// A peer that breaks the rules names any number of operations. Of those that have not begun and have no
-// chunk, the highest are forgotten.
+// Bounds the records that a hostile peer can create by naming operations: drops the highest one that has not
+// begun and has no chunk.
 void Operations::forget_excess() {
   const auto is_hearsay = [](const auto& item) { return !item.second.task && item.second.parked.empty(); };
   if (std::count_if(table_.begin(), table_.end(), is_hearsay) <=
@@ -158,7 +138,7 @@ void Operations::forget_excess() {
 }
 
 void Operations::fail(Task& task, const Status& cause) {
-  peers_.tell_failure(task.operation(), false, cause);
+  peers_.tell_operation_failed(task.operation(), cause);
   task.end(cause);
 }
 
@@ -173,13 +153,12 @@ void Operations::end_open(uint64_t first, uint64_t last, const Status& cause) {
   }
 }
 
-void Operations::drop(uint64_t first, uint64_t last) {
-  const Status dropped(Code::kClosed, "the step begins again without a worker that has left");
-  end_open(first, last, dropped);
-  history_.note_failure(first, dropped);
+void Operations::drop(uint64_t first, uint64_t last, const Status& cause) {
+  end_open(first, last, cause);
+  history_.note_failure(first, cause);
   for (uint64_t number = first; number < last; ++number) history_.end_operation(number);
   for (auto it = table_.lower_bound(first); it != table_.end() && it->first < last; it = table_.erase(it))
-    refuse_parked(it->second, dropped);
+    refuse_parked(it->second, cause);
 }
 
 void Operations::end_call(uint64_t call, const Status& cause) {
@@ -205,7 +184,7 @@ void Operations::fail_all(const Status& cause) {
 
 void Operations::drop_chunks() {
   done_.clear();
-  for (auto& [number, operation] : table_) operation.parked.clear();
+  for (auto& [number, operation] : table_) refuse_parked(operation, session_closed());
 }
 
 void Operations::refuse_parked(Operation& operation, const Status& cause) {
@@ -215,10 +194,10 @@ void Operations::refuse_parked(Operation& operation, const Status& cause) {
 Status Operations::refusal(int32_t source, const BulkHeader& header) const {
   if (const Status* failure = history_.failure_of(header.operation)) return *failure;
   const int32_t rank = peers_.rank();
-  return Status(Code::kMismatch,
-                "workers disagree: rank " + std::to_string(source) + " calls " + describe(header) +
-                    ", which rank " + std::to_string(rank) +
-                    " has ended without it; all workers must call the same operations in the same order")
+  return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " +
+                                     describe(header) + ", but rank " + std::to_string(rank) +
+                                     " has already ended this call without rank " + std::to_string(source) +
+                                     "; all workers must call the same operations in the same order")
       .with_rank(rank, members().host_of(rank));
 }
 
@@ -236,8 +215,8 @@ void Operations::send(int32_t rank, const BulkHeader& header, std::span<const st
                 Operation* const open = alive.expired() ? nullptr : find_open(number);
                 if (!open) return;
                 if (!status.ok()) {
-                  if (!is_break(status))
-                    fail(*open->task, status);  // a break is told by the end of the connection
+                  // A broken connection is reported by its end, not here.
+                  if (!is_break(status) && !is_change_of_view(status)) fail(*open->task, status);
                   return;
                 }
                 if (const auto answered = open->sends.extract(send)) answered.mapped().done(status);
@@ -250,15 +229,15 @@ void Operations::send_small(int32_t rank, const BulkHeader& header, std::span<co
   peers_.send_small(rank, header, data);
 }
 
-// A chunk that goes to its place while it is read.
+// A chunk that is written to its destination while it is read.
 class Operations::Sink final : public transport::BulkSink {
  public:
   Sink(Operations& operations, uint64_t number, int32_t source, Landing landing)
       : operations_(operations), number_(number), source_(source), landing_(std::move(landing)) {}
-  std::byte* place(size_t offset, size_t) override {
-    return landing_.add ? nullptr : landing_.place + offset;
+  std::byte* destination(size_t offset, size_t) override {
+    return landing_.combine ? nullptr : landing_.destination + offset;
   }
-  void take(size_t offset, std::span<const std::byte> piece) override { landing_.take(offset, piece); }
+  void take(size_t offset, std::span<const std::byte> piece) override { landing_.write(offset, piece); }
   void landed() override { operations_.landed(number_, source_, landing_); }
 
  private:
@@ -273,19 +252,17 @@ std::unique_ptr<transport::BulkSink> Operations::on_bulk(int32_t source, const B
   // Chunks that wait for their turn stay in order: none may overtake them.
   Operation* const operation = header.phase == kSignaturePhase ? nullptr : match(source, header);
   if (!operation) return nullptr;
-  return in_task(*operation, [&]() -> std::unique_ptr<transport::BulkSink> {
-    Task& task = *operation->task;
-    auto landing = task.locate(task.group().place_of(source), header, nbytes);
-    if (!landing || !landing->place) return nullptr;  // taken, or refused, when it is complete
-    return std::make_unique<Sink>(*this, header.operation, source, std::move(*landing));
-  });
+  Task& task = *operation->task;
+  auto landing = task.locate(task.group().index_of(source), header, nbytes);
+  if (!landing || !landing->destination) return nullptr;  // taken, or refused, when it is complete
+  return std::make_unique<Sink>(*this, header.operation, source, std::move(*landing));
 }
 
 void Operations::landed(uint64_t number, int32_t source, const Landing& landing) {
   Operation* const operation = find_open(number);
   if (!operation) return;
-  hear(*operation, source);
-  in_task(*operation, landing.landed);
+  note_begun(*operation, source);
+  landing.landed();
   has_agreed(*operation, source);
 }
 
@@ -297,8 +274,8 @@ void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
     if (is_signature) {
       receipt->finish({});
     } else {
-      hear(*operation, source);
-      in_task(*operation, [&] { take(*operation, source, header, std::move(receipt)); });
+      note_begun(*operation, source);
+      take(*operation, source, header, std::move(receipt));
     }
     return has_agreed(*operation, source);
   }
@@ -309,15 +286,15 @@ void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
 void Operations::take(Operation& operation, int32_t source, const BulkHeader& header,
                       std::unique_ptr<transport::BulkReceipt> receipt) {
   Task& task = *operation.task;
-  const int32_t place = task.group().place_of(source);
+  const int32_t index = task.group().index_of(source);
   const std::span<const std::byte> data = receipt->data();
-  const auto landing = task.locate(place, header, data.size());
+  const auto landing = task.locate(index, header, data.size());
   if (!landing) {
     receipt->finish(Status(Code::kInternal, "unexpected chunk"));
-    return task.protocol_error(place, header, data.size());
+    return task.protocol_error(index, header, data.size());
   }
-  if (!landing->place) return landing->keep(std::move(receipt));
-  landing->take(0, data);
+  if (!landing->destination) return landing->keep(std::move(receipt));
+  landing->write(0, data);
   receipt->finish({});
   landing->landed();
 }
@@ -341,17 +318,18 @@ void Operations::on_operation_failed(const transport::OperationFailed& message) 
 }
 
 void Operations::on_refused(uint64_t number, const Status& why) {
-  if (Operation* const open = find_open(number)) fail(*open->task, why);
+  Operation* const open = find_open(number);
+  if (open && !is_change_of_view(why)) fail(*open->task, why);
 }
 
 // A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error
 // names those that have not. A peer that receives the question ends the operation with a timeout, too.
 void Operations::on_deadline_passed(uint64_t number) {
   Operation* const operation = find_open(number);
-  if (!operation || operation->asked) return;
+  if (!operation || operation->deadline_passed) return;
   Task& task = *operation->task;
   if (!operation->disagreement.ok()) return fail(task, Status(operation->disagreement));
-  operation->asked = true;
+  operation->deadline_passed = true;
   if (operation->timer) loop().cancel(operation->timer);
   operation->timer = loop().schedule(loop().now() + kAsking, [this, number] {
     if (Operation* const open = find_open(number)) open->timer = 0;
@@ -365,7 +343,7 @@ void Operations::on_deadline_passed(uint64_t number) {
                 [this, alive = std::weak_ptr(alive_), number, rank](const Result<Message>& answer) {
                   Operation* const open = alive.expired() ? nullptr : find_open(number);
                   if (!open) return;
-                  if (answer.ok()) hear(*open, rank);
+                  if (answer.ok()) note_begun(*open, rank);
                   if (!answer.ok() && answer.status().code() != Code::kTimeout)
                     open->not_begun.push_back(rank);
                   if (--open->unanswered == 0) time_out(number);
@@ -382,58 +360,58 @@ void Operations::time_out(uint64_t number) {
   std::vector<int32_t> missing = operation->not_begun, silent;
   std::sort(missing.begin(), missing.end());
   for (int32_t rank = 0; rank < peers_.size(); ++rank) {
-    if (rank == peers_.rank() || peers_.has_left(rank) || operation->heard[rank]) continue;
+    if (rank == peers_.rank() || peers_.has_left(rank) || operation->peer_has_begun[rank]) continue;
     if (!std::binary_search(missing.begin(), missing.end(), rank)) silent.push_back(rank);
   }
   if (missing.empty()) missing = std::exchange(silent, {});
-  if (missing.empty()) missing = this->missing(*operation);
+  if (missing.empty()) missing = missing_ranks(*operation);
   fail(task, members()
-                 .too_late(task.name() + " did not end", task.limit(), missing, silent)
+                 .timeout_error(task.name() + " did not end", task.limit(), missing, silent)
                  .with_operation(task.name()));
 }
 
 // ---- peers that operations wait for
 
-void Operations::hear(Operation& operation, int32_t rank) {
-  if (!std::exchange(operation.heard[rank], 1)) end_wait(operation, rank, false);
+void Operations::note_begun(Operation& operation, int32_t rank) {
+  if (!std::exchange(operation.peer_has_begun[rank], 1)) end_wait(operation, rank, false);
 }
 
 void Operations::end_wait(const Operation& operation, int32_t rank, bool failed) {
   transport::Time begun = operation.begun;
   for (const auto& [number, other] : table_) {
-    if (other.task && !other.heard[rank]) begun = std::min(begun, other.begun);
+    if (other.task && !other.peer_has_begun[rank]) begun = std::min(begun, other.begun);
   }
   peers_.count_wait(rank, begun, failed);
 }
 
-std::vector<int32_t> Operations::missing(const Operation& operation) const {
+std::vector<int32_t> Operations::missing_ranks(const Operation& operation) const {
   std::vector<int32_t> ranks = operation.task->missing_ranks();
-  for (int32_t rank = 0; rank < peers_.size() && operation.to_agree > 0; ++rank) {
-    if (rank != peers_.rank() && !operation.agreed[rank]) ranks.push_back(rank);
+  for (int32_t rank : operation.task->group().ranks) {
+    if (operation.to_agree > 0 && rank != peers_.rank() && !operation.agreed[rank]) ranks.push_back(rank);
   }
   if (!operation.disagreement.ok() && peers_.rank() != 0) ranks.push_back(0);
   sort_unique(ranks);
   return ranks;
 }
 
-std::vector<int32_t> Operations::missing() const {
+std::vector<int32_t> Operations::missing_ranks() const {
   std::vector<int32_t> ranks;
   for (const auto& [number, operation] : table_) {
     if (!operation.task) continue;
-    const std::vector<int32_t> of_one = missing(operation);
+    const std::vector<int32_t> of_one = missing_ranks(operation);
     ranks.insert(ranks.end(), of_one.begin(), of_one.end());
   }
   sort_unique(ranks);
   return ranks;
 }
 
-Operations::Missing Operations::waiting(uint64_t call) const {
-  Missing found;
+Operations::WaitedPeers Operations::waited_peers(uint64_t call) const {
+  WaitedPeers found;
   for (const uint64_t number : open_numbers(operation_number(call, 0), operation_number(call + 1, 0))) {
     const Operation& operation = table_.at(number);
-    std::vector<int32_t> ranks = missing(operation), silent;
+    std::vector<int32_t> ranks = missing_ranks(operation), silent;
     // A peer may itself wait for another one. Those that have sent nothing yet come first.
-    const std::vector<char>& shown = operation.agreed.empty() ? operation.heard : operation.agreed;
+    const std::vector<char>& shown = operation.agreed.empty() ? operation.peer_has_begun : operation.agreed;
     std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(silent),
                  [&](int32_t rank) { return !shown[rank]; });
     if (!silent.empty()) ranks = std::move(silent);
@@ -464,7 +442,7 @@ void Operations::leave_out(int32_t rank) {
     Operation* const open = find_open(number);
     if (!open || !is_first_of_call(number) || !peers_.left_before(rank, number)) continue;
     Task& task = *open->task;
-    if (in_task(*open, [&] { return task.leave_out(task.group().place_of(rank)); })) has_agreed(*open, rank);
+    if (task.leave_out(task.group().index_of(rank))) has_agreed(*open, rank);
   }
 }
 
@@ -517,7 +495,7 @@ void Operations::on_last_answer(int32_t rank) {
 }
 
 bool Operations::needs(const Operation& operation, int32_t rank) const {
-  const auto ranks = missing(operation);
+  const auto ranks = missing_ranks(operation);
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 

@@ -1,10 +1,10 @@
 // The operations of this worker: which one an arriving chunk belongs to, and when each ends. Everything is on
 // the session's loop.
 //
-// Each operation has one record, from the first that is heard of it until it ends here. A chunk for an
-// operation that has not begun here is parked in pooled memory; the sender's windows (per operation, see
+// Each operation has one record, from the first message about it until it ends here. A chunk for an operation
+// that has not begun here is parked in pooled memory. The sender's windows (per operation, see
 // ClientChannel::send) and the number of tasks open at once bound how much is parked. So a worker that is
-// ahead waits, and the data of one that is behind is already there.
+// ahead has to wait, and its data is already here when this worker begins the operation.
 #pragma once
 
 #include <functional>
@@ -29,31 +29,34 @@ class Operations final : public OperationEvents {
 
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
-  // Ends the operations [first, last) of one call on this worker only, including those not yet begun. Peers
-  // do the same by themselves; their chunks are discarded.
-  void drop(uint64_t first, uint64_t last);
+  // Ends the operations [first, last) of one call with `cause` on this worker only, including those not yet
+  // begun. Peers do the same by themselves; their chunks are discarded.
+  void drop(uint64_t first, uint64_t last, const Status& cause);
   // Fails a task here and on all peers, with `cause`.
   void fail(Task& task, const Status& cause);
-  // Fails an operation on all peers that will not begin here.
-  void refuse(uint64_t operation, const Status& cause) { peers_.tell_failure(operation, false, cause); }
+  // Tells all peers that an operation has failed, which this worker will not begin.
+  void refuse(uint64_t operation, const Status& cause) { peers_.tell_operation_failed(operation, cause); }
   // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
   // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
   // get no message.
   void end_call(uint64_t call, const Status& cause);
-  // Fails all open operations, and refuses what is parked. Later operations are refused by the owner.
+  // Fails all open operations, and refuses what is parked: before a new view, in which peers do the same by
+  // themselves, or when the session has failed, and the owner refuses later operations.
   void fail_all(const Status& cause);
+  // All workers of the view begin with this call; earlier calls of its channel have ended.
+  void skip_to(uint64_t call) { history_.skip_to(call); }
   void drop_chunks();  // before the network ends
 
   // Peers that the open operations of a call wait for.
-  struct Missing {
+  struct WaitedPeers {
     std::string name;  // of the first of these operations
     std::vector<uint64_t> operations;
     // Peers that have sent nothing for it; if there are none, those whose data is missing.
     std::vector<int32_t> ranks;
     bool first = false;  // it is the first operation of the call: these peers have not made the call
   };
-  Missing waiting(uint64_t call) const;
-  std::vector<int32_t> missing() const;  // ranks that open operations wait for, ascending
+  WaitedPeers waited_peers(uint64_t call) const;
+  std::vector<int32_t> missing_ranks() const;  // that open operations wait for, ascending
 
   // For tasks.
   void send(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data,
@@ -90,24 +93,24 @@ class Operations final : public OperationEvents {
     std::unique_ptr<Task> task;
     transport::TimerId timer = 0;
     transport::Time begun{};
-    std::vector<char> heard;         // by rank: a chunk or an answer shows that it has begun there
-    bool asked = false;              // its deadline has passed, here or at a peer
-    std::vector<int32_t> not_begun;  // peers that have answered "not begun"
+    std::vector<char> peer_has_begun;  // by rank: a chunk or an answer has shown it
+    bool deadline_passed = false;      // here or at a peer
+    std::vector<int32_t> not_begun;    // peers that have answered "not begun"
     int32_t unanswered = 0;
     struct Send {
       int32_t rank;
       std::function<void(const Status&)> done;
     };
     std::map<uint64_t, Send> sends;  // not yet answered, by number
-    bool unsound = false;            // out of memory in the task: it can only be ended
 
     // Comparison of a call's first operation (operations_compare.cc).
-    std::vector<char> agreed;        // by rank: a chunk from it has shown the same signature
-    int32_t to_agree = 0;            // peers that have not
-    std::vector<char> sent_to;       // by rank: it has been sent a chunk, which carries the signature
-    bool finished = false;           // the task has succeeded, and waits for the comparison
-    Status disagreement;             // with a peer, from the header of its chunk
-    transport::TimerId verdict = 0;  // limit of the wait for rank 0, which sends all workers the same error
+    std::vector<char> agreed;   // by rank: a chunk from it has shown the same signature
+    int32_t to_agree = 0;       // peers that have not
+    std::vector<char> sent_to;  // by rank: it has been sent a chunk, which carries the signature
+    bool finished = false;      // the task has succeeded, and waits for the comparison
+    Status disagreement;        // with a peer, from the header of its chunk
+    // Fires if the error that rank 0 sends to all workers has not come within a lease.
+    transport::TimerId mismatch_timer = 0;
   };
   using Table = std::map<uint64_t, Operation>;
 
@@ -115,9 +118,6 @@ class Operations final : public OperationEvents {
   transport::Loop& loop() const { return peers_.loop(); }
   Operation* find_open(uint64_t number);  // null if it has not begun, or has ended
   std::vector<uint64_t> open_numbers(uint64_t first, uint64_t last) const;
-  Task* begin(Operation& operation, transport::Time deadline);
-  template <typename Work>
-  auto in_task(Operation& operation, Work work) -> decltype(work());
   void take(Operation& operation, int32_t source, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   void landed(uint64_t number, int32_t source, const Landing& landing);
@@ -128,9 +128,9 @@ class Operations final : public OperationEvents {
   void end_open(uint64_t first, uint64_t last, const Status& cause);  // the operations [first, last)
   void forget_excess();
   void time_out(uint64_t number);
-  void hear(Operation& operation, int32_t rank);
+  void note_begun(Operation& operation, int32_t rank);
   void end_wait(const Operation& operation, int32_t rank, bool failed);
-  std::vector<int32_t> missing(const Operation& operation) const;
+  std::vector<int32_t> missing_ranks(const Operation& operation) const;
   bool has_completed(int32_t rank, const Task& task) const;
   bool needs(const Operation& operation, int32_t rank) const;
   void fail_for_lost_data(int32_t rank, const Task& task);
@@ -152,7 +152,7 @@ class Operations final : public OperationEvents {
   Signature signature_of(const Task& task) const;
   std::unique_ptr<transport::BulkReceipt> take_signature(int32_t source, const transport::BulkHeader& header,
                                                          std::unique_ptr<transport::BulkReceipt> receipt);
-  bool settle(uint64_t number);  // at rank 0; returns whether the operation ended
+  bool report_mismatch(uint64_t number);  // at rank 0; returns whether the operation ended
 
   Peers& peers_;
   Table table_;                              // by number: operations that have not ended

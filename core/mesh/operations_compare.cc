@@ -29,7 +29,7 @@ bool Operations::send_signature(Operation& operation) {
 
 void Operations::has_agreed(Operation& operation, int32_t rank) {
   if (operation.task->ended() || operation.agreed.empty() || std::exchange(operation.agreed[rank], 1)) return;
-  hear(operation, rank);
+  note_begun(operation, rank);
   if (--operation.to_agree == 0 && operation.finished) operation.task->end({});
 }
 
@@ -49,9 +49,9 @@ Signature Operations::signature_of(const Task& task) const {
 
 Operations::Operation* Operations::match(int32_t source, const BulkHeader& header) {
   Operation* const operation = find_open(header.operation);
-  if (!operation || operation->unsound) return nullptr;
+  if (!operation) return nullptr;
   const Task& task = *operation->task;
-  if (same_operation(header, task.shape()) && task.group().place_of(source) >= 0) return operation;
+  if (same_operation(header, task.shape()) && task.group().index_of(source) >= 0) return operation;
   mismatch(*operation, source, header);
   return nullptr;
 }
@@ -66,14 +66,14 @@ void Operations::mismatch(Operation& operation, int32_t source, const BulkHeader
           .with_operation(task.name());
   const uint64_t number = task.operation();
   if (!is_first_of_call(number) || peers_.has_left(0)) return fail(task, Status(operation.disagreement));
-  operation.verdict = loop().schedule(loop().now() + peers_.options().lease, [this, number] {
+  operation.mismatch_timer = loop().schedule(loop().now() + peers_.options().lease, [this, number] {
     Operation* const open = find_open(number);
     if (!open) return;
-    open->verdict = 0;
+    open->mismatch_timer = 0;
     fail(*open->task, Status(open->disagreement));
   });
   if (rank == 0) {
-    settle(number);
+    report_mismatch(number);
     return;
   }
   const Signature mine = signature_of(task);
@@ -91,8 +91,8 @@ std::unique_ptr<transport::BulkReceipt> Operations::take_signature(
       !read_signature(header, data, static_cast<size_t>(peers_.size()), &theirs)) {
     receipt->finish(Status(Code::kInternal, "unexpected chunk"));
     Operation* const open = find_open(number);
-    const int32_t place = open ? open->task->group().place_of(source) : -1;
-    if (place >= 0) open->task->protocol_error(place, header, data.size());
+    const int32_t index = open ? open->task->group().index_of(source) : -1;
+    if (index >= 0) open->task->protocol_error(index, header, data.size());
     return nullptr;
   }
   if (history_.has_ended(number)) {
@@ -104,13 +104,13 @@ std::unique_ptr<transport::BulkReceipt> Operations::take_signature(
   if (!operation.failed_early.ok()) return nullptr;
   operation.differing[source] = std::move(theirs);
   forget_excess();
-  settle(number);
+  report_mismatch(number);
   return nullptr;
 }
 
 // If two of the known signatures differ, sends all workers an error that names the lowest rank and the lowest
 // one that differs from it. Returns whether the operation ended.
-bool Operations::settle(uint64_t number) {
+bool Operations::report_mismatch(uint64_t number) {
   const auto found = table_.find(number);
   if (found == table_.end() || found->second.differing.empty()) return false;
   std::map<int32_t, Signature> known = found->second.differing;
@@ -122,7 +122,7 @@ bool Operations::settle(uint64_t number) {
   if (other == known.end()) return false;
   const Status cause = Status(Code::kMismatch, disagreement(rank, first, other->first, other->second))
                            .with_rank(other->first, members().host_of(other->first));
-  peers_.tell_failure(number, false, cause);
+  peers_.tell_operation_failed(number, cause);
   end_with(number, cause);
   return true;
 }

@@ -10,10 +10,11 @@ void PeerWatch::watch() {
   if (!probe_ || peers_.closed()) return;
   const transport::Time now = peers_.loop().now();
   const auto before = std::exchange(waited_for_, {});
-  for (const int32_t rank : operations_.missing()) {
+  for (const int32_t rank : operations_.missing_ranks()) {
     const auto known = before.find(rank);
     waited_for_[rank] = known == before.end() ? now : known->second;
   }
+  std::erase_if(silent_, [this](int32_t rank) { return !waited_for_.contains(rank); });
   for (const auto& [rank, since] : waited_for_) {
     if (now - since < 3 * interval_) continue;
     if (!peers_.is_leaving(rank) && probing_.insert(rank).second) probe(rank);
@@ -25,16 +26,27 @@ void PeerWatch::watch() {
   });
 }
 
+void PeerWatch::forget() {
+  waited_for_.clear();
+  probing_.clear();
+  silent_.clear();
+  ++views_;
+}
+
 void PeerWatch::probe(int32_t rank) {
   const transport::Duration lease = peers_.options().lease;
   const transport::Time due = peers_.loop().now() + lease - 5 * interval_;
-  const auto answered = [this, alive = std::weak_ptr(alive_), rank, lease, due](const Status& answer) {
-    if (alive.expired() || peers_.closed()) return;
+  const auto answered = [this, alive = std::weak_ptr(alive_), rank, lease, due,
+                         views = views_](const Status& answer) {
+    if (alive.expired() || peers_.closed() || views != views_) return;
     const transport::Time now = peers_.loop().now();
     if (const auto waited = waited_for_.find(rank); waited != waited_for_.end()) waited->second = now;
     if (!answer.ok() && was_stopped(due, now, lease) && !peers_.is_leaving(rank)) return probe(rank);
     probing_.erase(rank);
-    if (!answer.ok() && !peers_.is_leaving(rank)) peers_.report_unreachable(rank, answer);
+    silent_.erase(rank);
+    if (answer.ok() || peers_.is_leaving(rank)) return;
+    silent_.insert(rank);
+    peers_.report_silent(rank, answer);
   };
   probe_(peers_.members().view().members[rank], due, answered);
 }

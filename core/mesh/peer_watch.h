@@ -32,6 +32,9 @@ class PeerWatch {
         probe_(std::move(probe)) {}
   // Looks at the waits of the operations now, and every 1/16 of heartbeat_interval.
   void watch();
+  void forget();  // before the view changes: answers of probes under way are ignored
+  // Returns whether the last probe of the peer has failed, and operations have waited for it since.
+  bool is_silent(int32_t rank) const { return silent_.contains(rank); }
 
  private:
   void probe(int32_t rank);
@@ -44,6 +47,8 @@ class PeerWatch {
   // was answered.
   std::map<int32_t, transport::Time> waited_for_;
   std::set<int32_t> probing_;
+  std::set<int32_t> silent_;
+  uint64_t views_ = 0;  // that were forgotten
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

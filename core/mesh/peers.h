@@ -1,20 +1,21 @@
-// The connections between this worker and its peers: who may connect, who can be reached, and who has left.
-// Connections open on first use, one for each direction of a pair. Everything is on the session's loop.
+// The peers of this worker: sends and receives their chunks and messages. Connections open on first use, one
+// for each direction of a pair. Everything is on the session's loop.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/log.h"
-#include "core/base/refusal_log.h"
 #include "core/base/repeated_dial.h"
 #include "core/mesh/channels.h"
+#include "core/mesh/departures.h"
+#include "core/mesh/incoming_connections.h"
 #include "core/mesh/members.h"
 #include "core/metrics/counters.h"
 #include "core/metrics/trace.h"
@@ -25,8 +26,9 @@ namespace dsgd {
 struct PeerOptions {
   transport::Hello hello;  // job, worker id; role, rank, view and job nonce are filled in
   std::string token;
-  int32_t num_workers = std::numeric_limits<int32_t>::max();  // of the job, before the view is known
+  int32_t max_workers = std::numeric_limits<int32_t>::max();  // of any view
   uint64_t receive_memory = 256 << 20;
+  bool views_change = false;  // later views may come; else messages of another one are a mismatch
   // Limit of every wait for a peer that does not answer.
   transport::Duration lease = std::chrono::seconds(10);
   metrics::Trace* trace = nullptr;
@@ -39,13 +41,25 @@ class SessionEvents {
   // A peer says that its session is broken: the session here cannot go on.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
-  // cut off is unknown. `error` names the peer; `network_error` is what the network said.
-  virtual void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) = 0;
+  // cut off is unknown. `error` names the peer; `network_error` is what the network said. `silent`: the
+  // connections are open, and a probe of the peer has failed; others follow while operations wait for it.
+  virtual void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
+                                   bool silent) = 0;
   // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
   // otherwise the last of it may be lost.
   virtual void on_peer_departed(int32_t rank) = 0;
   // A peer gave up, at its deadline, an operation of this call that has succeeded here.
   virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
+  // A peer that closes asks for an answer when `steps` steps are completed here.
+  virtual void on_completion_asked(uint64_t /*steps*/, transport::Responder respond) {
+    respond(transport::Message(transport::Empty{}));
+  }
+  // A worker that joins asks for the next part of this worker's state.
+  virtual void on_state_asked(const std::string& /*worker_id*/, const transport::FetchState&,
+                              transport::Responder respond) {
+    respond(Status(Code::kUnsupported, "this worker gives no state"));
+  }
+  virtual void on_newcomer_gone(const std::string& /*worker_id*/) {}  // before it was in a view
   // PutObject, DeleteObject or FetchObject.
   virtual void on_object(transport::Message message, transport::Responder respond) = 0;
   // As transport::ServerHandler::on_bulk and on_bulk_end, for a chunk of an object.
@@ -86,8 +100,12 @@ class Peers final : public transport::ServerHandler {
   ~Peers() override;
   void set_events(OperationEvents* operations) { operations_ = operations; }  // before any other call
 
-  // The view is known: peers may be dialled. What has come early is reported.
+  // Opens the mesh for `view`: peers may be dialled from now on. Handles the chunks and messages that arrived
+  // early. A learner knows the view before the one that it will enter.
   Status open(const transport::JoinReply& view);
+  // Changes to `view`, whose ranks hold from now on. No operation may be open. Ends the connections to
+  // workers that are not in it, and handles what arrived early for it.
+  void change_view(const transport::JoinReply& view);
   const Members& members() const { return members_; }
   int32_t rank() const { return members_.rank(); }
   int32_t size() const { return members_.size(); }
@@ -100,27 +118,29 @@ class Peers final : public transport::ServerHandler {
   void send(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
   void send_small(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data);
-  // Chunks of this operation that wait to be sent are not sent, and their `done` is destroyed.
+  // Drops the chunks of this operation that are not sent yet, without calling their `done`.
   void revoke(uint64_t operation);
-  void revoke(int32_t rank, uint64_t operation);  // those that the connection has already
-  // Chunks of this operation that are arriving are not written any more, and are answered with `why`.
+  // The same for one peer, except chunks that still wait for a connection.
+  void revoke(int32_t rank, uint64_t operation);
+  // Stops writing chunks of this operation that arrive, and answers them with `why`.
   void discard(uint64_t operation, const Status& why);
   void drop_unsent();  // chunks of all operations that wait for a connection
   // Control message to a peer; `done` may be empty.
   void call(int32_t rank, transport::Message message, transport::Time deadline,
             std::function<void(Result<transport::Message>)> done);
-  // Tells all peers that an operation has failed, or (`session`) that this session is broken.
-  void tell_failure(uint64_t operation, bool session, const Status& cause);
-  bool sent() const;  // no message waits for a connection
+  // Tell all peers that an operation has failed, or that this session has.
+  void tell_operation_failed(uint64_t operation, const Status& cause);
+  void tell_session_failed(const Status& cause);
+  bool all_sent() const;  // no message waits for a connection
 
   // Returns why a call to a peer failed: the peer's answer, or the loss of the worker if the connection
   // ended.
-  Status blame(int32_t rank, const Status& status) const;
+  Status failure_of_call(int32_t rank, const Status& status) const;
   // Returns whether the connection has ended without an answer, and it is not known yet whether the worker
   // has left in good order or is lost.
-  bool undecided(int32_t rank, const Status& status) const;
-  void report_unreachable(int32_t rank, const Status& network_error) {
-    session_.on_peer_unreachable(rank, members_.unreachable(rank, network_error), network_error);
+  bool is_loss_undecided(int32_t rank, const Status& status) const;
+  void report_silent(int32_t rank, const Status& network_error) {
+    session_.on_peer_unreachable(rank, members_.unreachable_error(rank, network_error), network_error, true);
   }
   // Fails the session, from a task of the loop.
   void report_failure(int32_t rank, const Status& why);
@@ -128,28 +148,18 @@ class Peers final : public transport::ServerHandler {
     session_.on_given_up(rank, call, cause);
   }
 
-  bool alone() const;  // all others have left
-  bool has_left(int32_t rank) const { return peers_[rank].presence == Presence::kLeft; }
-  // Returns whether a goodbye or the head says that `rank` has left. False for ranks that are no peers.
-  bool is_leaving(int32_t rank) const {
-    return members_.is_peer(rank) && peers_[rank].presence != Presence::kPresent;
-  }
-  // Returns whether `rank` closed its session in good order before it made the call of this operation. All
-  // workers agree: its goodbye to each and its Leave to the head name the same call. For operations of
-  // channel 0, whose calls departure_call counts.
+  bool alone() const { return opened_ && departures_.all_have_left(); }  // all others have left
+  // See Departures.
+  bool has_left(int32_t rank) const { return departures_.has_left(rank); }
+  bool is_leaving(int32_t rank) const { return departures_.is_leaving(rank); }
   bool left_before(int32_t rank, uint64_t operation) const {
-    return has_left(rank) && peers_[rank].departure_call != 0 &&
-           call_of(operation) >= peers_[rank].departure_call;
+    return departures_.left_before(rank, operation);
   }
-  // Returns whether `rank` has left after it had made the call of this operation, of channel 0.
-  bool left_after(int32_t rank, uint64_t operation) const {
-    return has_left(rank) && call_of(operation) < peers_[rank].departure_call;
+  bool left_after(int32_t rank, uint64_t operation) const { return departures_.left_after(rank, operation); }
+  bool said_goodbye(int32_t rank) const { return departures_.said_goodbye(rank); }
+  void note_departure(int32_t rank, uint64_t departure_call) {
+    departures_.note_departure(rank, departure_call);
   }
-  // Returns whether the goodbye of `rank` has come, and so all that it sent.
-  bool said_goodbye(int32_t rank) const { return peers_[rank].goodbye; }
-  // Takes the head's news that `rank` has left. If the rank is connected to this worker, waits at most two
-  // leases for its goodbye, which comes behind its data.
-  void note_departure(int32_t rank, uint64_t departure_call);
   // Says goodbye and closes all connections after flushing. `departure_call`: the first call that this worker
   // does not make, from which on steps may go on without it; 0: none may.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
@@ -159,10 +169,10 @@ class Peers final : public transport::ServerHandler {
   void drop_channels();
 
   // By rank; from open() on. Any thread.
-  const metrics::PeerCounters& counters(int32_t rank) const { return peers_[rank].counters; }
+  std::vector<std::shared_ptr<const metrics::PeerCounters>> counters() const;
   // Data that travelled in a message.
-  void count_sent(int32_t rank, size_t nbytes) { peers_[rank].counters.sent.add(nbytes); }
-  void count_received(int32_t rank, size_t nbytes) { peers_[rank].counters.received.add(nbytes); }
+  void count_sent(int32_t rank, size_t nbytes) { peers_[rank]->counters->sent.add(nbytes); }
+  void count_received(int32_t rank, size_t nbytes) { peers_[rank]->counters->received.add(nbytes); }
   // A wait for the first data of a peer has ended. Time in which several operations wait counts once.
   void count_wait(int32_t rank, transport::Time begun, bool failed);
 
@@ -177,85 +187,56 @@ class Peers final : public transport::ServerHandler {
   void on_close(transport::ServerChannel& channel, const Status& why) override;
 
  private:
-  enum class Presence {
-    kPresent,
-    kAnnounced,  // the head says that it has left; its goodbye is awaited
-    kLeft
-  };
   struct Unsent {        // waits for the connection
     uint64_t operation;  // 0: a control message
     std::function<void(transport::ClientChannel&)> send;
     std::function<void(Result<transport::Message>)> answered;  // of a call: gets the error
   };
   struct Peer {
+    explicit Peer(int32_t number) : rank(number) {}
+    int32_t rank;                                       // in the present view
     std::unique_ptr<transport::ClientChannel> channel;  // to it
     std::shared_ptr<RepeatedDial> dial;                 // null: it is not being dialled
     Status broken;
     std::deque<Unsent> unsent;
-    Presence presence = Presence::kPresent;
-    bool goodbye = false;         // has come
-    uint64_t departure_call = 0;  // as its goodbye or the head says; 0: no step goes on without it
-    metrics::PeerCounters counters;
+    const std::shared_ptr<metrics::PeerCounters> counters = std::make_shared<metrics::PeerCounters>();
     transport::Time waited_until{};  // the end of the latest wait that is counted
-  };
-  struct Incoming {
-    uint64_t number;  // in order of arrival
-    int32_t rank = -1;
-    bool used = false;  // a message has come over it
-    bool goodbye = false;
-    Status cause = {};  // why it said goodbye
-    uint64_t departure_call = 0;
-  };
-  struct Early {  // a chunk or a message about an object that came before open()
-    transport::ServerChannel* channel;
-    transport::BulkHeader header;
-    std::unique_ptr<transport::BulkReceipt> receipt;  // null: a message
-    transport::Message message = transport::Empty{};
-    transport::Responder respond = {};
   };
 
   bool is_reachable(int32_t rank) const;
   template <typename Send>
   void with_channel(int32_t rank, uint64_t operation, Send send,
                     std::function<void(Result<transport::Message>)> answered = {});
+  void tell_failure(const transport::Message& message, const Status& cause);
   void dial(int32_t rank);
-  void give_up_dial(int32_t rank, const Status& why);
+  void give_up_dial(Peer& peer, const Status& why);
   void peer_gone(int32_t rank, const Status& error, const Status& network_error);
-  void complete_departure(int32_t rank);
-  bool is_in_view(const transport::Hello& hello) const;
-  // Returns an error unless the connection belongs to this job and is the only one of its worker.
-  Status check_claim(const transport::ServerChannel& channel) const;
-  Status not_in_job(const transport::ServerChannel& channel) const;
-  void note_use(transport::ServerChannel& channel);
-  // Closes a connection that does not belong to this job.
-  void disconnect_stranger(transport::ServerChannel& channel);
-  void drop_early(const transport::ServerChannel& channel, const Status& why);
-  bool is_from_peer(uint64_t view, int32_t rank) const {
-    return opened_ && view == members_.view().view && members_.is_peer(rank);
+  void on_left(int32_t rank);
+  void share_counters();
+  void handle_early();
+  void on_early_chunk(transport::ServerChannel& channel, int32_t source, const transport::BulkHeader& header,
+                      std::unique_ptr<transport::BulkReceipt> receipt);
+  Status wrong_source(int32_t source, const transport::BulkHeader& header) const;
+  // Returns whether `rank` of `view` is the peer of this connection. A worker that joins has no rank in this
+  // view yet, whatever it says.
+  bool is_peer_of(const IncomingConnections::Connection* connection, uint64_t view, int32_t rank) const {
+    return opened_ && connection && connection->rank == rank && view == members_.view().view &&
+           members_.is_peer(rank);
   }
-  bool is_connected(int32_t rank) const;  // has a connection to this worker
-  // Incoming connections that `chosen` returns true for, in order of arrival: a simulated job is the same
-  // each time.
-  template <typename Chosen>
-  std::vector<transport::ServerChannel*> connections(Chosen chosen) const;
-  void await_goodbye(int32_t rank);
-  void end_wait_for_goodbye(int32_t rank);
 
   transport::Network& network_;
   PeerOptions options_;
   SessionEvents& session_;
   OperationEvents* operations_ = nullptr;
-  std::shared_ptr<Log> log_;
-  RefusalLog refusals_;
   Members members_;
   bool opened_ = false, closed_ = false;
   size_t chunk_bytes_ = 0;
-  size_t window_ = 0;        // unanswered bytes of one operation to one peer
-  std::vector<Peer> peers_;  // by rank
-  std::unordered_map<transport::ServerChannel*, Incoming> incoming_;
-  uint64_t next_incoming_ = 0;
-  std::vector<Early> early_;  // in order of arrival; handled by open()
-  std::shared_ptr<int> alive_ = std::make_shared<int>();
+  size_t window_ = 0;                         // unanswered bytes of one operation to one peer
+  std::vector<std::shared_ptr<Peer>> peers_;  // by rank; callbacks find one that is still in the view
+  mutable std::mutex counters_mutex_;
+  std::vector<std::shared_ptr<const metrics::PeerCounters>> counters_;  // by rank, for other threads
+  IncomingConnections incoming_;
+  Departures departures_;
 };
 
 }  // namespace dsgd

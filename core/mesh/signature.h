@@ -13,9 +13,9 @@
 
 namespace dsgd {
 
-// Phase of a chunk that carries its sender's signature and no data of the operation. An empty payload: the
-// header says it all. Else the payload is the rest of the signature, and the sender has found that another
-// worker's differs.
+// Phase of a chunk that carries the sender's signature and no data of the operation. With an empty payload
+// the header is the signature. Otherwise the payload holds the counts, and the sender has found a worker
+// whose signature differs.
 inline constexpr uint16_t kSignaturePhase = 0xffff;
 
 struct Signature {

@@ -1,5 +1,6 @@
 #include "core/mesh/task.h"
 
+#include "core/base/describe.h"
 #include "core/base/text.h"
 #include "core/mesh/operations.h"
 
@@ -7,8 +8,6 @@ namespace dsgd {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::kExchange:
-      return "exchange";
     case Kind::kAllReduce:
       return "all-reduce";
     case Kind::kReduceScatter:
@@ -27,6 +26,12 @@ const char* kind_name(Kind kind) {
       return "dsgd_strategy_set";
     case Kind::kHeader:
       return "dsgd_step";
+    case Kind::kView:
+      return "change of view";
+    case Kind::kSave:
+      return "dsgd_checkpoint_save";
+    case Kind::kLoad:
+      return "dsgd_checkpoint_load";
   }
   return "unknown operation";
 }
@@ -43,8 +48,10 @@ const char* algorithm_name(Algorithm algorithm) {
       return "one hop";
     case Algorithm::kChain:
       return "chain";
-    case Algorithm::kScheduled:
+    case Algorithm::kRegistered:
       return "registered";
+    case Algorithm::kHalvingDoubling:
+      return "halving_doubling";
   }
   return "unknown";
 }
@@ -89,13 +96,13 @@ std::vector<int32_t> Task::missing_ranks() const {
   return ranks;
 }
 
-void Task::send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
+void Task::send(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data,
                 std::function<void(const Status&)> done) {
-  operations_.send(group_->ranks[place], header, data, std::move(done));
+  operations_.send(group_->ranks[index], header, data, std::move(done));
 }
 
-void Task::send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data) {
-  operations_.send_small(group_->ranks[place], header, data);
+void Task::send_small(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data) {
+  operations_.send_small(group_->ranks[index], header, data);
 }
 
 std::string Task::name() const {
@@ -110,16 +117,13 @@ void Task::end(const Status& status) {
   operations_.ended(*this, status);
 }
 
-void Task::protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes) {
-  const int32_t source = group_->ranks[place];
-  operations_.fail(*this,
-                   Status(Code::kInternal,
-                          name() + ": " + operations_.peers().members().name(source) + " sent " +
-                              std::to_string(nbytes) + " bytes at offset " + std::to_string(header.offset) +
-                              " of phase " + std::to_string(header.phase) +
-                              ", outside what was agreed; all workers must run the same dsgd version")
-                       .with_rank(source)
-                       .with_operation(name()));
+void Task::protocol_error(int32_t index, const transport::BulkHeader& header, size_t nbytes) {
+  const int32_t source = group_->ranks[index];
+  const std::string chunk = std::to_string(nbytes) + " bytes at offset " + std::to_string(header.offset) +
+                            " of phase " + std::to_string(header.phase);
+  operations_.fail(
+      *this, invalid_data(name(), source, "a chunk that does not belong to this operation (" + chunk + ")",
+                          operations_.peers().members().name(source)));
 }
 
 }  // namespace dsgd

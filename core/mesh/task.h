@@ -1,7 +1,6 @@
-// A task is one collective operation on this worker: a small state machine on the session's loop that sends
-// chunks, takes what arrives, and ends once. Tasks with the same operation number on all
-// workers belong together; each message carries what its sender believes the operation to be, and the mesh
-// compares.
+// A task is one collective operation on this worker: a state machine on the session's loop that sends chunks,
+// takes those that arrive, and ends once. The tasks of all workers with the same operation number belong
+// together. Each chunk carries its sender's signature of the operation, which `Operations` compares.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@ namespace dsgd {
 class Operations;
 
 enum class Kind : uint8_t {
-  kExchange = 1,  // small all-gather in one hop: step headers, barriers, small all-reduces
+  // 1 is unused.
   kAllReduce = 2,
   kReduceScatter = 3,
   kAllGather = 4,
@@ -32,8 +31,19 @@ enum class Kind : uint8_t {
   kStart = 8,     // signature and initial values
   kStrategy = 9,  // a change of strategy
   kHeader = 10,   // a step's header
+  kView = 11,     // what the workers of a new view tell each other
+  kSave = 12,     // of a checkpoint
+  kLoad = 13,
 };
-enum class Algorithm : uint8_t { kAuto = 0, kDirect = 1, kRing = 2, kOneHop = 3, kChain = 4, kScheduled = 5 };
+enum class Algorithm : uint8_t {
+  kAuto = 0,
+  kDirect = 1,
+  kRing = 2,
+  kOneHop = 3,
+  kChain = 4,
+  kRegistered = 5,
+  kHalvingDoubling = 6
+};
 
 const char* kind_name(Kind kind);
 const char* algorithm_name(Algorithm algorithm);
@@ -41,8 +51,7 @@ const char* algorithm_name(Algorithm algorithm);
 inline constexpr char kUnevenDataAdvice[] =
     "a worker that has no data left calls step with weight 0 until all_done (dsgd.torch: join())";
 
-// Returns the header with the fields that all workers must agree on; other fields are set by the caller or by
-// the mesh.
+// Returns a header with the fields that all workers must agree on. The caller and `Peers` set the others.
 transport::BulkHeader shape_of(uint64_t operation, Kind kind, DType dtype, Algorithm algorithm, size_t count);
 // "all-reduce (float32, sum, 1024 elements)"; `parts`, unless empty, replaces the number of elements.
 std::string describe(const transport::BulkHeader& shape, const std::string& parts = {});
@@ -50,8 +59,8 @@ std::string describe(const transport::BulkHeader& shape, const std::string& part
 class Task {
  public:
   using Done = std::function<void(const Status&)>;
-  // `shape`: view, operation, kind, dtype, reduction, algorithm, root, count, tag. source is filled in by the
-  // mesh. `group`: the workers that take part; null: all. Tasks know their peers by their indices in it.
+  // `shape`: operation, kind, dtype, reduction, algorithm, root, count, tag. `Peers` sets source and view.
+  // `group`: the workers that take part; null: all. Tasks know their peers by their indices in it.
   Task(Operations& operations, const transport::BulkHeader& shape, Done done,
        std::shared_ptr<const Group> group = nullptr);
   virtual ~Task() = default;
@@ -60,7 +69,7 @@ class Task {
 
   const transport::BulkHeader& shape() const { return shape_; }
   uint64_t operation() const { return shape_.operation; }
-  std::string name() const;  // "all-reduce 7"
+  std::string name() const;  // "step 17", or "all-reduce (call 7 of the session)"
   void rename(std::string name) { name_ = std::move(name); }
   // The setting that its deadline comes from ("step_timeout = 300.0 s"), for the message when the deadline
   // has passed.
@@ -72,30 +81,30 @@ class Task {
   const Group& group() const { return *group_; }
 
   virtual void start() = 0;
-  // Returns where a chunk goes whose shape agrees; nothing if no such chunk may come from `source`, or if it
-  // has come already. Offset and size are still unchecked. A place that is returned is given to the chunk.
+  // Returns the destination of a chunk whose shape agrees; nothing if no such chunk may come from `source`,
+  // or if it has come already. Offset and size are still unchecked. The caller writes the chunk to it.
   virtual std::optional<Landing> locate(int32_t source, const transport::BulkHeader& header,
                                         size_t nbytes) = 0;
-  // Places that this task still waits for; empty once it has ended.
+  // Indices of the workers that this task still waits for; empty once it has ended.
   virtual std::vector<int32_t> missing() const = 0;
   std::vector<int32_t> missing_ranks() const;
-  // The worker at this place closed its session before it made this call. Returns whether the task goes on
+  // The worker with this index closed its session before it made this call. Returns whether the task goes on
   // without it.
-  virtual bool leave_out(int32_t /*place*/) { return false; }
+  virtual bool leave_out(int32_t /*index*/) { return false; }
   // The task has failed. Answers the chunks that it holds with the cause.
   virtual void drop_chunks(const Status& /*cause*/) {}
 
  protected:
   friend class Operations;
-  // Once; the mesh removes and destroys the task afterwards. Success waits until all peers have agreed on the
+  // Once; `Operations` destroys the task afterwards. Success waits until all peers have agreed on the
   // operation.
   void end(const Status& status);
   bool ended() const { return ended_; }
-  void send(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data,
+  void send(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
-  void send_small(int32_t place, const transport::BulkHeader& header, std::span<const std::byte> data);
+  void send_small(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data);
   // The peer broke the rules: its chunk lies outside what was agreed.
-  void protocol_error(int32_t place, const transport::BulkHeader& header, size_t nbytes);
+  void protocol_error(int32_t index, const transport::BulkHeader& header, size_t nbytes);
 
   Operations& operations_;
   const transport::BulkHeader shape_;

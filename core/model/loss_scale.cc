@@ -6,19 +6,22 @@
 #include <utility>
 
 namespace dsgd {
-namespace {
-const std::string kDynamic = "dynamic";
-}
 
 void LossScale::configure(std::string text) {
   text_ = std::move(text);
   int64_t number = 1;
   std::from_chars(text_.data(), text_.data() + text_.size(), number);
-  factor_ = text_ == kDynamic ? kFirst : static_cast<double>(number);
+  factor_ = dynamic() ? kFirst : static_cast<double>(number);
+}
+
+void LossScale::restore(double factor, int age) {
+  if (!dynamic()) return;
+  factor_ = std::clamp(factor, kLeast, kLargest);
+  since_ = std::clamp(age, 0, kInterval - 1);
 }
 
 void LossScale::stepped(bool finite) {
-  if (text_ != kDynamic) return;
+  if (!dynamic()) return;
   if (!finite) {
     factor_ = std::max(factor() * kBackoff, kLeast);
     since_ = 0;

@@ -22,8 +22,13 @@ class LossScale {
   // 1.
   bool on() const { return text_ != "off"; }
   double factor() const { return factor_.load(std::memory_order_relaxed); }  // any thread
+  bool dynamic() const { return text_ == "dynamic"; }
   // A step has ended in which at least one replica had a weight above 0.
   void stepped(bool finite);
+  // Steps since the factor has changed. Another worker, or a job that loads a checkpoint, continues from the
+  // factor and this; only a dynamic factor changes.
+  int age() const { return since_; }
+  void restore(double factor, int age);
 
  private:
   std::string text_ = "off";

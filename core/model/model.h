@@ -2,6 +2,7 @@
 // state.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -53,6 +54,18 @@ struct Model {
   std::unique_ptr<Optimizer> optimizer;
   std::vector<uint64_t> updates;  // by parameter: updates so far
   LossScale loss_scale;
+
+  // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type.
+  // All are of wide(dtype).
+  size_t states_of(const Parameter& parameter) const {
+    const bool master = is_half(parameter.dtype) && !optimizer->is_none();
+    return static_cast<size_t>(optimizer->state_count()) + (master ? 1 : 0);
+  }
+  bool has_state() const {
+    return std::any_of(parameters.begin(), parameters.end(), [this](const auto& parameter) {
+      return parameter->trained && states_of(*parameter) > 0;
+    });
+  }
 };
 
 }  // namespace dsgd

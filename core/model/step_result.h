@@ -2,20 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <string>
+
+#include "transport/payloads.h"
 
 namespace dsgd {
 
-struct StepResult {
+struct StepResult : transport::StepOutcome {
   int64_t step = 0;
-  int64_t view = 0;
-  int32_t size = 0;
-  bool applied = false;
-  bool all_done = false;
-  bool stop = false;
-  double weight = 0;
-  double gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  std::string nonfinite_text;  // which ranks and parameters
 };
 
 // Gradients of a step in flight that are not marked: the step cannot end before they are.

@@ -7,15 +7,11 @@ namespace dsgd {
 Result<std::shared_ptr<TensorMemory>> TensorMemory::make(device::Device& device, size_t nbytes,
                                                          bool with_gradient) {
   auto memory = std::make_shared<TensorMemory>();
-  auto value = device.allocate(nbytes);
-  if (!value.ok()) return value.status();
-  memory->value_ = std::move(value).value();
+  DSGD_RETURN_IF_ERROR(device.allocate(nbytes).into(&memory->value_));
   memory->value = memory->value_.get();
   memory->nbytes = nbytes;
   if (!with_gradient) return memory;
-  auto gradient = device.allocate(nbytes);
-  if (!gradient.ok()) return gradient.status();
-  memory->gradient_ = std::move(gradient).value();
+  DSGD_RETURN_IF_ERROR(device.allocate(nbytes).into(&memory->gradient_));
   memory->gradient = memory->gradient_.get();
   return memory;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/text.h"
 
 namespace dsgd {
 
@@ -21,13 +22,6 @@ struct Object {
   std::vector<int64_t> shape = {};  // of the array; empty for a scalar and for bytes
 };
 using SharedObject = std::shared_ptr<const Object>;
-
-// "[2, 3]".
-inline std::string shape_text(std::span<const int64_t> shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
 
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {

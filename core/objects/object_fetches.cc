@@ -61,7 +61,7 @@ void ObjectFetches::ask_next(uint64_t put) {
 void ObjectFetches::answered(uint64_t put, int32_t source, const Status& status) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end() || at->second.source != source) return;
-  if (at->second.peers->undecided(source, status)) {
+  if (at->second.peers->is_loss_undecided(source, status)) {
     at->second.cut_off = true;
   } else {
     ask_next(put);
@@ -78,24 +78,30 @@ void ObjectFetches::peer_left(int32_t rank) {
   }
 }
 
-// The next part of an object, which goes to its place while it is read. It holds the object's memory.
+// The next part of an object, which is written to its destination while it is read. It holds the object's
+// memory.
 class ObjectFetches::Sink final : public transport::BulkSink {
  public:
-  Sink(ObjectFetches& fetches, uint64_t put, std::shared_ptr<Object> object, std::byte* place, size_t nbytes)
-      : fetches_(fetches), put_(put), object_(std::move(object)), place_(place), nbytes_(nbytes) {}
-  std::byte* place(size_t offset, size_t) override { return place_ + offset; }
-  void take(size_t, std::span<const std::byte>) override {}  // place() is never null
+  Sink(ObjectFetches& fetches, uint64_t put, std::shared_ptr<Object> object, std::byte* destination,
+       size_t nbytes)
+      : fetches_(fetches),
+        put_(put),
+        object_(std::move(object)),
+        destination_(destination),
+        nbytes_(nbytes) {}
+  std::byte* destination(size_t offset, size_t) override { return destination_ + offset; }
+  void take(size_t, std::span<const std::byte>) override {}  // destination() is never null
   void landed() override { fetches_.received(put_, nbytes_); }
 
  private:
   ObjectFetches& fetches_;
   const uint64_t put_;
   const std::shared_ptr<Object> object_;
-  std::byte* const place_;
+  std::byte* const destination_;
   const size_t nbytes_;
 };
 
-std::byte* ObjectFetches::place(Fetch& fetch, size_t nbytes) {
+std::byte* ObjectFetches::next_destination(Fetch& fetch, size_t nbytes) {
   const uint64_t begin = std::exchange(fetch.placed, fetch.placed + nbytes);
   fetch.object->bytes.resize(fetch.placed);
   return reinterpret_cast<std::byte*>(fetch.object->bytes.data()) + begin;
@@ -108,7 +114,7 @@ std::unique_ptr<transport::BulkSink> ObjectFetches::on_data(uint64_t put, const 
   Fetch& fetch = at->second;
   if (header.source != fetch.source || header.offset != fetch.placed || nbytes > fetch.total - fetch.placed)
     return nullptr;
-  return std::make_unique<Sink>(*this, put, fetch.object, place(fetch, nbytes), nbytes);
+  return std::make_unique<Sink>(*this, put, fetch.object, next_destination(fetch, nbytes), nbytes);
 }
 
 void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& header,
@@ -123,7 +129,7 @@ void ObjectFetches::on_data_end(uint64_t put, const transport::BulkHeader& heade
   if (data.empty() || header.offset != fetch.placed || data.size() > fetch.total - fetch.placed) {
     return receipt->finish(Status(Code::kInternal, "a part of object '" + fetch.name + "' is missing"));
   }
-  std::memcpy(place(fetch, data.size()), data.data(), data.size());
+  std::memcpy(next_destination(fetch, data.size()), data.data(), data.size());
   const size_t nbytes = data.size();
   receipt->finish({});
   received(put, nbytes);

@@ -53,7 +53,7 @@ class ObjectFetches {
     std::string name;
     std::shared_ptr<Object> object;  // its memory is reserved, so the data never move
     uint64_t total = 0, received = 0;
-    uint64_t placed = 0;           // end of the chunks that have a place: `received`, or more while some land
+    uint64_t placed = 0;  // end of the chunks that have a destination: `received`, or more while some land
     std::vector<int32_t> sources;  // that have not been asked, the next one last
     int32_t source = -1;
     bool cut_off = false;  // the connection to the source has ended: it has left, or the session will fail
@@ -62,9 +62,9 @@ class ObjectFetches {
   };
   void ask_next(uint64_t put);
   void answered(uint64_t put, int32_t source, const Status& status);
-  // Gives the next `nbytes` a place.
-  static std::byte* place(Fetch& fetch, size_t nbytes);
-  void received(uint64_t put, size_t nbytes);  // they are there
+  // Returns where the next `nbytes` are written.
+  static std::byte* next_destination(Fetch& fetch, size_t nbytes);
+  void received(uint64_t put, size_t nbytes);  // the next `nbytes` have been written
   static void feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
                    Reader* reader);
 

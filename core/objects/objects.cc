@@ -1,4 +1,5 @@
 #include "core/objects/objects.h"
+#include "core/base/join.h"
 
 #include <algorithm>
 #include <iterator>
@@ -11,9 +12,16 @@ constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object trave
 // The rank that decides which put of a name wins, and that carries out deletions.
 constexpr int32_t kNameOwner = 0;
 
-// The number of a worker's put, unique in the job. It is not 0.
-uint64_t put_number(int32_t rank, uint64_t index) { return static_cast<uint64_t>(rank) << 40 | index; }
-int32_t putter(uint64_t number) { return static_cast<int32_t>(number >> 40); }
+// The number of a put, unique in the job and not 0, has three parts, the highest first: the rank of the
+// putter, the view (0: the first one), and an index. In bits: view and index together, and the index.
+constexpr int kNumbersOfAPutter = 40, kNumbersOfAView = 24;
+uint64_t put_number(int32_t rank, uint64_t index) {
+  return static_cast<uint64_t>(rank) << kNumbersOfAPutter | index;
+}
+int32_t putter(uint64_t number) { return static_cast<int32_t>(number >> kNumbersOfAPutter); }
+uint64_t view_of(uint64_t number) {
+  return (number & ((uint64_t{1} << kNumbersOfAPutter) - 1)) >> kNumbersOfAView;
+}
 
 // The ranks of a job in the order in which an object travels.
 std::vector<int32_t> chain(int32_t putter, int32_t size) {
@@ -46,19 +54,23 @@ transport::Message empty() { return transport::Empty{}; }
 std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
 
-struct Objects::Sending {
+// Something that peers have to answer.
+struct Objects::Request {
   Peers* peers;
   std::string name;
   uint64_t put;
-  SharedObject object;
-  Deadline deadline;
-  Done done;
+  Objects::Done done;
   transport::TimerId timer = 0;
-  bool spreading = false;          // rank 0 has accepted the put
-  bool removed = false;            // another worker has deleted the object
-  std::set<int32_t> waiting = {};  // peers that it is announced to and that do not have it yet
+  std::set<int32_t> waiting = {};  // workers that have not answered yet
   // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
   std::set<int32_t> cut_off = {};
+};
+
+struct Objects::Sending : Request {
+  SharedObject object;
+  Deadline deadline;
+  bool spreading = false;  // rank 0 has accepted the put
+  bool deleted = false;    // another worker has deleted the object
   Status failure = {};
 
   std::vector<int32_t> missing() const {
@@ -66,23 +78,14 @@ struct Objects::Sending {
     std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
     return missing;
   }
-  Status too_late() const {
+  Status timeout_error() const {
     return peers->members()
-        .too_late("object '" + name + "' has not reached all workers", deadline.limit, missing())
+        .timeout_error("object '" + name + "' has not reached all workers", deadline.limit, missing())
         .with_operation(kPut);
   }
 };
 
-struct Objects::Removal {
-  Peers* peers;
-  std::string name;
-  uint64_t put;  // 0: rank 0 knows it
-  Done done;
-  transport::TimerId timer = 0;
-  std::set<int32_t> waiting = {};  // workers that have not answered yet
-  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
-  std::set<int32_t> cut_off = {};
-};
+struct Objects::Deletion : Request {};  // its put is 0 if only rank 0 knows it
 
 // ---- putting
 
@@ -100,12 +103,12 @@ bool Objects::is_arriving(const std::string& name) const {
 
 bool Objects::is_deleting(const Peers& peers, const std::string& name) const {
   return peers.rank() == kNameOwner &&
-         std::any_of(removals_.begin(), removals_.end(), [&](const auto& r) { return r->name == name; });
+         std::any_of(deletions_.begin(), deletions_.end(), [&](const auto& r) { return r->name == name; });
 }
 
 void Objects::put(Peers* peers, const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(),
-                                     [&](const auto& s) { return s->name == name && !s->removed; });
+                                     [&](const auto& s) { return s->name == name && !s->deleted; });
   if (put_of(name) != 0 || under_way || (peers && is_deleting(*peers, name))) return done(exists(name));
   const uint64_t number = put_number(peers ? peers->rank() : 0, ++puts_);
   if (!peers || peers->size() == 1) {
@@ -113,7 +116,7 @@ void Objects::put(Peers* peers, const std::string& name, SharedObject object, De
     return done({});
   }
   auto sending = std::make_shared<Sending>(
-      Sending{peers, name, number, std::move(object), std::move(deadline), std::move(done)});
+      Sending{{peers, name, number, std::move(done)}, std::move(object), std::move(deadline)});
   sending_.push_back(sending);
   sending->timer = peers->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
     if (const auto late = weak.lock()) give_up(late);
@@ -126,7 +129,7 @@ void Objects::put(Peers* peers, const std::string& name, SharedObject object, De
 // Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
   Peers& peers = *sending->peers;
-  if (!sending->removed) store(sending->name, sending->object, sending->put);
+  if (!sending->deleted) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
   std::vector<int32_t> others = chain(peers.rank(), peers.size());
   std::erase_if(others, [&](int32_t rank) { return rank == peers.rank() || rank == kNameOwner; });
@@ -136,32 +139,48 @@ void Objects::spread(const std::shared_ptr<Sending>& sending) {
 }
 
 void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
-  const Object& object = *sending->object;
-  transport::PutObject put;
-  put.view = sending->peers->members().view().view;
-  put.rank = sending->peers->rank();
-  put.name = sending->name;
-  put.put = sending->put;
-  put.total = object.bytes.size();
-  if (object.bytes.size() <= kSmall) put.data = object.bytes;
-  sending->peers->count_sent(rank, put.data.size());
-  put.dtype = object.dtype;
-  put.shape = object.shape;
   sending->peers->call(
-      rank, std::move(put), transport::kNever,
+      rank, announcement(*sending->peers, rank, sending->name, *sending->object, sending->put),
+      transport::kNever,
       [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
+}
+
+transport::PutObject Objects::announcement(Peers& peers, int32_t rank, const std::string& name,
+                                           const Object& object, uint64_t put) {
+  transport::PutObject message;
+  message.view = peers.members().view().view;
+  message.rank = peers.rank();
+  message.name = name;
+  message.put = put;
+  message.total = object.bytes.size();
+  if (object.bytes.size() <= kSmall) message.data = object.bytes;
+  peers.count_sent(rank, message.data.size());
+  message.dtype = object.dtype;
+  message.shape = object.shape;
+  return message;
+}
+
+void Objects::give(Peers& peers, int32_t rank, Done done) {
+  const auto given = join(objects_.size() + 1, std::move(done));
+  for (const auto& [name, stored] : objects_) {
+    transport::PutObject put = announcement(peers, rank, name, *stored.object, stored.put);
+    put.again = true;
+    peers.call(rank, std::move(put), transport::kNever,
+               [given](const Result<transport::Message>& answer) { given(answer.status()); });
+  }
+  given({});
 }
 
 // `rank` has the object, or will not get it.
 void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
   if (!sending->done) return;  // the put has ended
   Peers& peers = *sending->peers;
-  if (peers.undecided(rank, status)) {
+  if (peers.is_loss_undecided(rank, status)) {
     sending->cut_off.insert(rank);
     return;
   }
-  if (!status.ok() && !sending->removed && sending->failure.ok()) {  // the others still get the object
-    sending->failure = peers.blame(rank, status).with_operation(kPut);
+  if (!status.ok() && !sending->deleted && sending->failure.ok()) {  // the others still get the object
+    sending->failure = peers.failure_of_call(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);
   if (!sending->waiting.empty()) return;
@@ -178,7 +197,7 @@ void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& stat
 // The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it
 // unless another worker has it.
 void Objects::give_up(const std::shared_ptr<Sending>& sending) {
-  const Status why = sending->too_late();
+  const Status why = sending->timeout_error();
   const auto object = objects_.find(sending->name);
   if (object != objects_.end() && object->second.put == sending->put) {
     forget(object);
@@ -189,15 +208,15 @@ void Objects::give_up(const std::shared_ptr<Sending>& sending) {
 }
 
 void Objects::peer_left(int32_t rank) {
-  std::erase_if(removed_early_, [rank](uint64_t put) { return putter(put) == rank; });
+  std::erase_if(deleted_early_, [rank](uint64_t put) { return putter(put) == rank; });
   fetches_.peer_left(rank);
   const auto all = sending_;
   for (const auto& sending : all) {
-    if (sending->cut_off.count(rank)) answered(sending, rank, sending->peers->members().has_closed(rank));
+    if (sending->cut_off.count(rank)) answered(sending, rank, sending->peers->members().closed_error(rank));
   }
-  const auto removals = removals_;
-  for (const auto& removal : removals) {
-    if (removal->cut_off.count(rank)) removed(removal, rank, removal->peers->members().has_closed(rank));
+  const auto deletions = deletions_;
+  for (const auto& deletion : deletions) {
+    if (deletion->cut_off.count(rank)) deleted(deletion, rank, deletion->peers->members().closed_error(rank));
   }
 }
 
@@ -219,9 +238,9 @@ Status Objects::waiting(const std::string& operation, const std::string& name) c
     if (operation == kPut && sending->name == name && !sending->waiting.empty())
       return status(*sending->peers, " has not reached ", sending->missing());
   }
-  for (const auto& removal : removals_) {
-    if (operation == kDelete && removal->name == name && !removal->waiting.empty())
-      return status(*removal->peers, " is not deleted on ", ranks(removal->waiting));
+  for (const auto& deletion : deletions_) {
+    if (operation == kDelete && deletion->name == name && !deletion->waiting.empty())
+      return status(*deletion->peers, " is not deleted on ", ranks(deletion->waiting));
   }
   return {};
 }
@@ -245,43 +264,46 @@ void Objects::delete_everywhere(Peers* peers, const std::string& name, Deadline 
       if (rank != kNameOwner) asked.insert(rank);
     }
   }
-  auto removal = std::make_shared<Removal>(Removal{peers, name, put, std::move(done)});
-  removal->waiting = asked;
-  removals_.push_back(removal);
-  removal->timer = peers->loop().schedule(deadline.time, [this, limit = deadline.limit,
-                                                          weak = std::weak_ptr(removal)] {
+  auto deletion = std::make_shared<Deletion>(Deletion{{peers, name, put, std::move(done)}});
+  deletion->waiting = asked;
+  deletions_.push_back(deletion);
+  deletion->timer = peers->loop().schedule(deadline.time, [this, limit = deadline.limit,
+                                                           weak = std::weak_ptr(deletion)] {
     const auto late = weak.lock();
     if (!late) return;
     const std::string what = "object '" + late->name + "' was not deleted on all workers";
-    finish(late, late->peers->members().too_late(what, limit, ranks(late->waiting)).with_operation(kDelete));
+    finish(late,
+           late->peers->members().timeout_error(what, limit, ranks(late->waiting)).with_operation(kDelete));
   });
   for (int32_t rank : asked) {
     peers->call(rank, transport::DeleteObject{peers->members().view().view, peers->rank(), name, put},
-                transport::kNever,
-                [this, removal, rank](Result<transport::Message> r) { removed(removal, rank, r.status()); });
+                transport::kNever, [this, deletion, rank](Result<transport::Message> r) {
+                  deleted(deletion, rank, r.status());
+                });
   }
 }
 
 // `rank` has answered.
-void Objects::removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status) {
-  if (!removal->done) return;  // it has ended
-  Peers& peers = *removal->peers;
-  if (peers.undecided(rank, status)) {
-    removal->cut_off.insert(rank);
+void Objects::deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status) {
+  if (!deletion->done) return;  // it has ended
+  Peers& peers = *deletion->peers;
+  if (peers.is_loss_undecided(rank, status)) {
+    deletion->cut_off.insert(rank);
     return;
   }
   const bool gone = rank != kNameOwner && peers.has_left(rank);  // a worker that has left holds no copy
-  if (!status.ok() && !gone) return finish(removal, peers.blame(rank, status).with_operation(kDelete));
-  removal->waiting.erase(rank);
-  if (removal->waiting.empty()) finish(removal, {});
+  if (!status.ok() && !gone)
+    return finish(deletion, peers.failure_of_call(rank, status).with_operation(kDelete));
+  deletion->waiting.erase(rank);
+  if (deletion->waiting.empty()) finish(deletion, {});
 }
 
-void Objects::finish(const std::shared_ptr<Removal>& removal, const Status& status) {
-  removals_.remove(removal);
-  removal->peers->loop().cancel(removal->timer);
-  if (status.ok() && removal->peers->rank() == kNameOwner)
-    delete_here(*removal->peers, removal->name, removal->put);
-  if (auto done = std::exchange(removal->done, nullptr)) done(status);
+void Objects::finish(const std::shared_ptr<Deletion>& deletion, const Status& status) {
+  deletions_.remove(deletion);
+  deletion->peers->loop().cancel(deletion->timer);
+  if (status.ok() && deletion->peers->rank() == kNameOwner)
+    delete_here(*deletion->peers, deletion->name, deletion->put);
+  if (auto done = std::exchange(deletion->done, nullptr)) done(status);
 }
 
 void Objects::on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
@@ -305,17 +327,24 @@ void Objects::cancel_fetch(Peers& peers, uint64_t put, const Result<transport::M
   if (dropped.mapped().respond) dropped.mapped().respond(answer);
 }
 
+// Whether the announcement of a put may still arrive. The rank in the number of a put of an earlier view says
+// nothing, and a worker that has joined may get such an object from the one that gives it its state.
+bool Objects::may_arrive(const Peers& peers, uint64_t put) const {
+  if (view_of(put) < view_of(puts_)) return true;
+  return putter(put) != peers.rank() && !peers.has_left(putter(put));
+}
+
 void Objects::delete_here(Peers& peers, const std::string& name, uint64_t put) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
-  if (sending != sending_.end()) (*sending)->removed = true;
+  if (sending != sending_.end()) (*sending)->deleted = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     forget(object);
     peers.revoke(object_operation(put));
   } else if (incoming_.count(put) > 0) {
     cancel_fetch(peers, put, empty());
-  } else if (peers.rank() != kNameOwner && putter(put) != peers.rank() && !peers.has_left(putter(put))) {
-    removed_early_.insert(put);
+  } else if (peers.rank() != kNameOwner && may_arrive(peers, put)) {
+    deleted_early_.insert(put);
   }
 }
 
@@ -325,8 +354,8 @@ void Objects::receive(Peers* peers, Deadline deadline, transport::Message messag
                       const transport::Responder& respond) {
   if (auto* put = std::get_if<transport::PutObject>(&message)) {
     on_put(peers, std::move(*put), respond);
-  } else if (auto* removal = std::get_if<transport::DeleteObject>(&message)) {
-    on_delete(peers, std::move(deadline), *removal, respond);
+  } else if (auto* deletion = std::get_if<transport::DeleteObject>(&message)) {
+    on_delete(peers, std::move(deadline), *deletion, respond);
   } else {
     on_fetch(peers, std::get<transport::FetchObject>(message), respond);
   }
@@ -336,19 +365,24 @@ void Objects::on_put(Peers* peers, transport::PutObject put, const transport::Re
   peers->count_received(put.rank, put.data.size());
   const bool small = put.total <= kSmall;
   if (put.total > Object::kLargest || put.data.size() != (small ? put.total : 0) ||
-      putter(put.put) != put.rank || put.put >= kObjects || incoming_.count(put.put) > 0) {
+      (putter(put.put) != put.rank && !put.again) || put.put >= kObjects || incoming_.count(put.put) > 0) {
     return respond(Status(Code::kInternal, "the announcement of object '" + put.name + "' is wrong"));
   }
   if (const std::string why = object_mismatch(put.dtype, put.shape, put.total); !why.empty()) {
     return respond(Status(Code::kInternal, "object '" + put.name + "': " + why));
   }
-  if (removed_early_.erase(put.put) > 0) return respond(empty());
+  if (deleted_early_.erase(put.put) > 0) return respond(empty());
+  if (put.again && put_of(put.name) == put.put) return respond(empty());
   // A worker has at most one put of a name in flight. So an earlier put of the same worker has failed, and is
   // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
   const uint64_t earlier = put_of(put.name);
   const bool same_putter = earlier != 0 && putter(earlier) == put.rank && earlier < put.put;
   const bool succeeded = peers->rank() == kNameOwner && has(put.name);
-  if (same_putter && !succeeded) delete_here(*peers, put.name, earlier);
+  // Rank 0 has accepted this put, so it has no object of the name: what this worker has is left of a put that
+  // a change of the view has ended.
+  const bool is_left =
+      earlier != 0 && peers->rank() != kNameOwner && view_of(earlier) < view_of(put.put) && !put.again;
+  if ((same_putter && !succeeded) || is_left) delete_here(*peers, put.name, earlier);
   if (put_of(put.name) != 0 || is_deleting(*peers, put.name)) return respond(exists(put.name));
   Object object{.bytes = std::move(put.data), .dtype = put.dtype, .shape = std::move(put.shape)};
   if (small) {
@@ -358,7 +392,7 @@ void Objects::on_put(Peers* peers, transport::PutObject put, const transport::Re
   incoming_[put.put] = {put.name, respond};
   fetches_.begin(
       peers, put.put, put.name, std::move(object), put.total,
-      sources_of(peers->rank(), put.rank, peers->size()),
+      put.again ? std::vector{put.rank} : sources_of(peers->rank(), put.rank, peers->size()),
       [this, number = put.put, is_rank_0 = peers->rank() == kNameOwner](const Result<SharedObject>& fetched) {
         const auto at = incoming_.find(number);
         const std::string name = at->second.name;
@@ -397,14 +431,10 @@ void Objects::store(const std::string& name, SharedObject object, uint64_t put) 
   objects_[name] = {object, put};
   nbytes_.add(object->bytes.size());
   std::vector<std::function<void(Result<SharedObject>)>> ready;
-  for (auto it = waiters_.begin(); it != waiters_.end();) {
-    if (it->name == name) {
-      ready.push_back(std::move(it->done));
-      it = waiters_.erase(it);
-    } else {
-      ++it;
-    }
-  }
+  std::erase_if(waiters_, [&](Waiter& waiter) {
+    if (waiter.name == name) ready.push_back(std::move(waiter.done));
+    return waiter.name == name;
+  });
   for (auto& done : ready) done(object);
 }
 
@@ -434,11 +464,17 @@ void Objects::fail(Peers* peers, const Status& cause) {
     if (peers) peers->revoke(object_operation(stored.put));
   }
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
-  while (!removals_.empty()) finish(std::shared_ptr<Removal>(removals_.front()), cause);
-  fail_waiters(cause);
+  while (!deletions_.empty()) finish(std::shared_ptr<Deletion>(deletions_.front()), cause);
+  fail_gets(cause);
 }
 
-void Objects::fail_waiters(const Status& cause) {
+void Objects::change_view(Peers* peers, const Status& why) {
+  fail(peers, why);
+  deleted_early_.clear();
+  puts_ = std::max(puts_, peers->members().view().view << kNumbersOfAView);
+}
+
+void Objects::fail_gets(const Status& cause) {
   while (!waiters_.empty()) {
     const Waiter waiter = std::move(waiters_.front());
     waiters_.pop_front();

@@ -7,6 +7,13 @@
 // rank 0, then the ranks after the putter, and those before it. Rank 0 fetches the data only when it has
 // accepted the put.
 //
+// A put that a change of the view has ended leaves the whole object or nothing on each worker. If rank 0 of
+// the new view has it, the name is taken until the object is deleted. Otherwise the next put of the name
+// replaces it on the workers that hold it.
+//
+// A worker that joins gets all objects from the worker that gives it its state, in announcements of the same
+// kind.
+//
 // Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
 // fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
 // the object drops it. Data come only to workers that fetch them, so late data do not bring it back.
@@ -49,7 +56,7 @@ class Objects {
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
-  // A message about an object. `deadline`: for a removal that rank 0 carries out for another worker.
+  // A message about an object. `deadline`: for a deletion that rank 0 carries out for another worker.
   void receive(Peers* peers, Deadline deadline, transport::Message message,
                const transport::Responder& respond);
   // As ServerHandler::on_bulk and on_bulk_end.
@@ -63,12 +70,16 @@ class Objects {
   }
   void fail(Peers* peers, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
-  void fail_waiters(const Status& cause);  // gets
+  // Gives all objects to a worker that has joined. `done` comes when it has them.
+  void give(Peers& peers, int32_t rank, Done done);
+  // Ranks are those of another view: ends all puts, deletions and gets with `why`. Objects stay.
+  void change_view(Peers* peers, const Status& why);
+  void fail_gets(const Status& cause);
   // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
   // if there is no such call.
   Status waiting(const std::string& operation, const std::string& name) const;
   // No put or deletion is in flight. A get only waits for another worker.
-  bool idle() const { return sending_.empty() && removals_.empty(); }
+  bool idle() const { return sending_.empty() && deletions_.empty(); }
   // Returns the bytes of all objects that this worker holds. Any thread.
   uint64_t nbytes() const { return nbytes_.value(); }
 
@@ -88,17 +99,20 @@ class Objects {
     std::string name;
     std::function<void(Result<SharedObject>)> done;
   };
+  struct Request;
   struct Sending;
-  struct Removal;
+  struct Deletion;
   uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
   bool is_arriving(const std::string& name) const;
   void spread(const std::shared_ptr<Sending>& sending);
   void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
+  static transport::PutObject announcement(Peers& peers, int32_t rank, const std::string& name,
+                                           const Object& object, uint64_t put);
   void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Sending>& sending, const Status& status);
   void give_up(const std::shared_ptr<Sending>& sending);
-  void removed(const std::shared_ptr<Removal>& removal, int32_t rank, const Status& status);
-  void finish(const std::shared_ptr<Removal>& removal, const Status& status);
+  void deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status);
+  void finish(const std::shared_ptr<Deletion>& deletion, const Status& status);
   void on_put(Peers* peers, transport::PutObject put, const transport::Responder& respond);
   void on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
                  const transport::Responder& respond);
@@ -107,6 +121,7 @@ class Objects {
   // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
   // worker has of a put, cancel_fetch() and forget() end one part of it.
   void cancel_fetch(Peers& peers, uint64_t put, const Result<transport::Message>& answer);
+  bool may_arrive(const Peers& peers, uint64_t put) const;
   void delete_here(Peers& peers, const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
   void forget(std::map<std::string, Stored>::iterator object);
@@ -114,15 +129,15 @@ class Objects {
   std::map<std::string, Stored> objects_;
   metrics::Counter nbytes_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put
-  // Puts that were removed before they were announced; kept until then, or until the putter leaves.
-  std::set<uint64_t> removed_early_;
+  // Puts that were deleted before they were announced; kept until then, or until the putter leaves.
+  std::set<uint64_t> deleted_early_;
   ObjectFetches fetches_;
   std::list<Waiter> waiters_;
   std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
-  // Removals in flight: those asked for here and, at rank 0, all.
-  std::list<std::shared_ptr<Removal>> removals_;
+  // Deletions in flight: those asked for here and, at rank 0, all.
+  std::list<std::shared_ptr<Deletion>> deletions_;
   uint64_t next_ticket_ = 1;
-  uint64_t puts_ = 0;  // of this worker
+  uint64_t puts_ = 0;  // of this worker; numbers of later views are higher
 };
 
 }  // namespace dsgd

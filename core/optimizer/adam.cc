@@ -40,7 +40,7 @@ class Adam final : public Optimizer {
   Status configure(Options& options) {
     constexpr double kLargest = std::numeric_limits<double>::max();
     const double kBelowOne = std::nextafter(1.0, 0.0);
-    options.number("lr", &learning_rate_, 0, kLargest);
+    read_learning_rate(options);
     options.number("beta1", &beta1_, 0, kBelowOne);
     options.number("beta2", &beta2_, 0, kBelowOne);
     options.number("eps", &epsilon_, 0, kLargest);
@@ -50,13 +50,16 @@ class Adam final : public Optimizer {
     return options.finish();
   }
 
-  std::string describe() const override {
-    return std::string(decoupled_decay_ ? "adamw" : "adam") + " lr=" + number_text(learning_rate_) +
-           " beta1=" + number_text(beta1_) + " beta2=" + number_text(beta2_) +
+  std::string name() const override { return decoupled_decay_ ? "adamw" : "adam"; }
+  std::string settings() const override {
+    return "beta1=" + number_text(beta1_) + " beta2=" + number_text(beta2_) +
            " eps=" + number_text(epsilon_) + " weight_decay=" + number_text(weight_decay_) +
            " amsgrad=" + (amsgrad_ ? "1" : "0") + clip_text();
   }
-  int state_count() const override { return amsgrad_ ? 3 : 2; }
+  std::span<const char* const> state_names() const override {
+    static constexpr const char* kNames[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+    return {kNames, amsgrad_ ? size_t{3} : 2};
+  }
 
   UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const override {
     UpdateRule rule;

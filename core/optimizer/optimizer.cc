@@ -1,5 +1,7 @@
 #include "core/optimizer/optimizer.h"
 
+#include <limits>
+
 #include "core/config/config.h"
 #include "core/optimizer/implementations.h"
 
@@ -9,9 +11,10 @@ namespace {
 // The host has an optimizer of its own: it gets the mean gradient instead of new values.
 class None final : public Optimizer {
  public:
-  std::string describe() const override { return "none"; }
+  std::string name() const override { return "none"; }
+  std::string settings() const override { return ""; }
   bool is_none() const override { return true; }
-  int state_count() const override { return 0; }
+  std::span<const char* const> state_names() const override { return {}; }
   UpdateRule rule(uint64_t, const ParameterSettings&) const override { return {}; }
 };
 
@@ -23,6 +26,16 @@ std::string ParameterSettings::describe() const {
   if (sync == UntrainedSync::kNone) return text;
   return text + (sync == UntrainedSync::kMean ? " sync=mean" : " sync=first") +
          " sync_period=" + std::to_string(sync_period);
+}
+
+std::string Optimizer::describe() const {
+  return is_none() ? name() : name() + " lr=" + number_text(learning_rate_) + ' ' + settings();
+}
+
+void Optimizer::read_learning_rate(Options& options) {
+  double rate = learning_rate_;
+  options.number("lr", &rate, 0, std::numeric_limits<double>::max());
+  learning_rate_ = rate;
 }
 
 std::string Optimizer::clip_text() const {

@@ -1,12 +1,14 @@
-// Optimizers: definitions and defaults of PyTorch 2.x (torch.optim.SGD, Adam, AdamW; Sutskever et al. 2013,
-// Kingma & Ba 2015, Loshchilov & Hutter 2019). An optimizer makes a rule (rule.h) for each parameter and
-// step: everything that is the same for all elements (bias corrections, rates), computed once in double and
-// rounded to the element's type, so that unlike machines agree bit for bit. Devices carry rules out; the
-// arithmetic of one element, which they share, is in update.h.
+// Optimizers, with the definitions and, except sgd's learning rate, the defaults of PyTorch 2.x
+// (torch.optim.SGD, Adam, AdamW; Sutskever et al. 2013, Kingma & Ba 2015, Loshchilov & Hutter 2019). For each
+// parameter and step an optimizer makes a rule (rule.h). It has all that is equal for all elements (bias
+// corrections, rates), computed once in double and rounded to the element's type, so that unlike machines
+// agree bit for bit. Devices apply rules. They share the arithmetic of one element (update.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,6 +17,8 @@
 #include "transport/base/status.h"
 
 namespace dsgd {
+
+class Options;
 
 // The treatment of an untrained parameter by steps. Each replica changes its own values.
 enum class UntrainedSync : uint8_t {
@@ -40,11 +44,15 @@ class Optimizer {
   static Result<std::unique_ptr<Optimizer>> make(std::string_view name, std::string_view options);
   virtual ~Optimizer() = default;
 
-  virtual std::string describe() const = 0;  // canonical "sgd lr=0.1 momentum=0.9 ...", part of the signature
+  virtual std::string name() const = 0;
+  virtual std::string settings() const = 0;  // "momentum=0.9 dampening=0 ...", without the learning rate
+  std::string describe() const;              // "sgd lr=0.1 momentum=0.9 dampening=0 ..."
   virtual bool is_none() const { return false; }
-  // State tensors per parameter, each with the parameter's dtype and element count, zero at first (sgd with
-  // momentum: 1, adam: 2, amsgrad: 3).
-  virtual int state_count() const = 0;
+  // Names of the state tensors of a parameter, as in PyTorch; checkpoints use them. Each tensor has the
+  // parameter's element count, the dtype wide(dtype), and zeros at first. sgd with momentum has 1, adam 2,
+  // amsgrad 3.
+  virtual std::span<const char* const> state_names() const = 0;
+  int state_count() const { return static_cast<int>(state_names().size()); }
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double rate) { learning_rate_ = rate; }
   // Largest L2 norm of the mean gradient over all parameters; a longer gradient is scaled down to it before
@@ -58,7 +66,10 @@ class Optimizer {
  protected:
   std::string clip_text() const;  // " clip_norm=1", empty without
 
-  double learning_rate_ = 0.01;
+  // Reads the option lr.
+  void read_learning_rate(Options& options);
+  // The host sets it between steps, while the loop may tell a worker that joins.
+  std::atomic<double> learning_rate_{0.01};
   double clip_norm_ = 0;
 };
 

@@ -9,7 +9,7 @@ class Sgd final : public Optimizer {
  public:
   Status configure(Options& options) {
     constexpr double kLargest = std::numeric_limits<double>::max();
-    options.number("lr", &learning_rate_, 0, kLargest);
+    read_learning_rate(options);
     options.number("momentum", &momentum_, 0, kLargest);
     options.number("dampening", &dampening_, 0, 1);
     options.flag("nesterov", &nesterov_);
@@ -25,12 +25,16 @@ class Sgd final : public Optimizer {
     return status;
   }
 
-  std::string describe() const override {
-    return "sgd lr=" + number_text(learning_rate_) + " momentum=" + number_text(momentum_) +
-           " dampening=" + number_text(dampening_) + " nesterov=" + (nesterov_ ? "1" : "0") +
-           " weight_decay=" + number_text(weight_decay_) + clip_text();
+  std::string name() const override { return "sgd"; }
+  std::string settings() const override {
+    return "momentum=" + number_text(momentum_) + " dampening=" + number_text(dampening_) +
+           " nesterov=" + (nesterov_ ? "1" : "0") + " weight_decay=" + number_text(weight_decay_) +
+           clip_text();
   }
-  int state_count() const override { return momentum_ != 0 ? 1 : 0; }
+  std::span<const char* const> state_names() const override {
+    static constexpr const char* kNames[] = {"momentum_buffer"};
+    return {kNames, momentum_ != 0 ? size_t{1} : 0};
+  }
 
   UpdateRule rule(uint64_t updates, const ParameterSettings& settings) const override {
     UpdateRule rule;

@@ -18,16 +18,16 @@ inline constexpr int kDigitBits = 24;
 // Contribution weights: digit k counts units of 2^(24 k - 136).
 inline constexpr size_t kWeightDigits = 8;
 using WeightDigits = std::array<int64_t, kWeightDigits>;
-// Bounds within which a weight has all its bits there. Those of replicas are parts of an allowed weight:
-// 1e-12 / 1024 to 1e12.
+// Weights in [kWeightLeast, kWeightLimit) keep all their bits as digits. A worker's weight is 1e-12 to 1e12,
+// divided among at most 1024 replicas.
 inline constexpr double kWeightLeast = 0x1p-83, kWeightLimit = 0x1p56;
 
 // Adds a weight that is 0 or in [kWeightLeast, kWeightLimit).
 void add_weight(WeightDigits& sum, double weight);
 double weight_of(const WeightDigits& sum);
 
-// Sums of squares: digit k counts units of 2^(24 k - 1074), which holds every double; the last one,
-// infinities and NaN.
+// Sums of squares: digit k counts units of 2^(24 k - 1074), which holds every double. The last digit counts
+// infinities and NaNs.
 inline constexpr size_t kSquareDigits = 92;
 using SquareDigits = std::array<int64_t, kSquareDigits>;
 

@@ -1,5 +1,6 @@
 #include "core/reduce/kernels.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -117,16 +118,66 @@ DSGD_DIVIDE(float32, float)
 DSGD_DIVIDE(float64, double)
 #undef DSGD_DIVIDE
 
-#define DSGD_SCALE(suffix, stored)                                                                      \
-  DSGD_CLONES void weighted_set_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
-                                         Wide<stored> c) {                                              \
-    DSGD_INDEPENDENT                                                                                    \
-    for (size_t i = 0; i < count; ++i) destination[i] = c * widen(source[i]);                           \
-  }                                                                                                     \
-  DSGD_CLONES void weighted_add_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
-                                         Wide<stored> c) {                                              \
-    DSGD_INDEPENDENT                                                                                    \
-    for (size_t i = 0; i < count; ++i) destination[i] += c * widen(source[i]);                          \
+// As weighted_set and weighted_add, with elements that are not finite as zero; returns how many there are.
+// The counter has the width of the elements, so that both are in registers of one shape.
+template <bool kAdd, typename Stored>
+DSGD_INLINED uint64_t weighted_finite(Wide<Stored>* destination, const Stored* source, size_t count,
+                                      Wide<Stored> c) {
+  using T = Wide<Stored>;
+  constexpr size_t kBlock = 1 << 16;
+  uint64_t total = 0;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t end = std::min(count, begin + kBlock);
+    std::conditional_t<sizeof(T) == sizeof(uint32_t), uint32_t, uint64_t> found = 0;
+    DSGD_INDEPENDENT
+    for (size_t i = begin; i < end; ++i) {
+      const T element = widen(source[i]);
+      const bool finite = is_finite(element);
+      found += finite ? 0 : 1;
+      const T product = c * (finite ? element : T{0});
+      destination[i] = kAdd ? destination[i] + product : product;
+    }
+    total += found;
+  }
+  return total;
+}
+
+template <typename Stored>
+void note(NonFinite* found, uint64_t non_finite, const Stored* data, size_t count) {
+  if (non_finite == 0) return;
+  const Stored* first =
+      std::find_if(data, data + count, [](Stored element) { return !is_finite(widen(element)); });
+  found->add({non_finite, static_cast<uint64_t>(first - data)}, 0);
+}
+
+#define DSGD_SCALE(suffix, stored)                                                                        \
+  DSGD_CLONES void weighted_set_##suffix(Wide<stored>* destination, const stored* source, size_t count,   \
+                                         Wide<stored> c) {                                                \
+    DSGD_INDEPENDENT                                                                                      \
+    for (size_t i = 0; i < count; ++i) destination[i] = c * widen(source[i]);                             \
+  }                                                                                                       \
+  DSGD_CLONES void weighted_add_##suffix(Wide<stored>* destination, const stored* source, size_t count,   \
+                                         Wide<stored> c) {                                                \
+    DSGD_INDEPENDENT                                                                                      \
+    for (size_t i = 0; i < count; ++i) destination[i] += c * widen(source[i]);                            \
+  }                                                                                                       \
+  DSGD_CLONES uint64_t finite_set_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
+                                           Wide<stored> c) {                                              \
+    return weighted_finite<false>(destination, source, count, c);                                         \
+  }                                                                                                       \
+  DSGD_CLONES uint64_t finite_add_##suffix(Wide<stored>* destination, const stored* source, size_t count, \
+                                           Wide<stored> c) {                                              \
+    return weighted_finite<true>(destination, source, count, c);                                          \
+  }                                                                                                       \
+  void weighted_set(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c,        \
+                    NonFinite* found) {                                                                   \
+    if (!found) return weighted_set_##suffix(destination, source, count, c);                              \
+    note(found, finite_set_##suffix(destination, source, count, c), source, count);                       \
+  }                                                                                                       \
+  void weighted_add(Wide<stored>* destination, const stored* source, size_t count, Wide<stored> c,        \
+                    NonFinite* found) {                                                                   \
+    if (!found) return weighted_add_##suffix(destination, source, count, c);                              \
+    note(found, finite_add_##suffix(destination, source, count, c), source, count);                       \
   }
 DSGD_SCALE(float32, float)
 DSGD_SCALE(float64, double)
@@ -134,16 +185,48 @@ DSGD_SCALE(float16, Float16)
 DSGD_SCALE(bfloat16, Bfloat16)
 #undef DSGD_SCALE
 
-#define DSGD_CONVERSIONS(suffix, stored)                                                     \
-  DSGD_CLONES void widen_##suffix(float* destination, const stored* source, size_t count) {  \
-    for (size_t i = 0; i < count; ++i) destination[i] = widen(source[i]);                    \
-  }                                                                                          \
-  DSGD_CLONES void narrow_##suffix(stored* destination, const float* source, size_t count) { \
-    for (size_t i = 0; i < count; ++i) destination[i] = narrow<stored>(source[i]);           \
-  }                                                                                          \
-  DSGD_CLONES void follow_##suffix(float* master, const float* value, size_t count) {        \
-    DSGD_INDEPENDENT                                                                         \
-    for (size_t i = 0; i < count; ++i) master[i] = followed<stored>(master[i], value[i]);    \
+template <bool kRounds, typename Stored>
+DSGD_INLINED void feed_back(Stored* narrowed, const float* source, const float* residual, float factor,
+                            float* next, float* rounded, size_t count) {
+  DSGD_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) {
+    const float value = source[i] + factor * residual[i];
+    const Stored stored = narrow<Stored>(value);
+    const float widened = widen(stored), error = value - widened;
+    narrowed[i].bits = stored.bits;  // a struct would keep the loop scalar
+    next[i] = is_finite(error) ? error : 0.0f;
+    if constexpr (kRounds) rounded[i] = widened;
+  }
+}
+
+#define DSGD_FEED_BACK(suffix, stored)                                                                       \
+  DSGD_CLONES void feed_back_##suffix(stored* narrowed, const float* source, const float* residual,          \
+                                      float factor, float* next, size_t count) {                             \
+    feed_back<false>(narrowed, source, residual, factor, next, nullptr, count);                              \
+  }                                                                                                          \
+  DSGD_CLONES void feed_back_round_##suffix(stored* narrowed, const float* source, const float* residual,    \
+                                            float factor, float* next, float* rounded, size_t count) {       \
+    feed_back<true>(narrowed, source, residual, factor, next, rounded, count);                               \
+  }                                                                                                          \
+  void feed_back_to(stored* narrowed, const float* source, const float* residual, float factor, float* next, \
+                    float* rounded, size_t count) {                                                          \
+    rounded ? feed_back_round_##suffix(narrowed, source, residual, factor, next, rounded, count)             \
+            : feed_back_##suffix(narrowed, source, residual, factor, next, count);                           \
+  }
+DSGD_FEED_BACK(float16, Float16)
+DSGD_FEED_BACK(bfloat16, Bfloat16)
+#undef DSGD_FEED_BACK
+
+#define DSGD_CONVERSIONS(suffix, stored)                                                        \
+  DSGD_CLONES void widen_##suffix(float* destination, const stored* source, size_t count) {     \
+    for (size_t i = 0; i < count; ++i) destination[i] = widen(source[i]);                       \
+  }                                                                                             \
+  DSGD_CLONES void narrow_##suffix(stored* destination, const float* source, size_t count) {    \
+    for (size_t i = 0; i < count; ++i) destination[i] = narrow<stored>(source[i]);              \
+  }                                                                                             \
+  DSGD_CLONES void refresh_masters_##suffix(float* master, const float* value, size_t count) {  \
+    DSGD_INDEPENDENT                                                                            \
+    for (size_t i = 0; i < count; ++i) master[i] = current_master<stored>(master[i], value[i]); \
   }
 DSGD_CONVERSIONS(float16, Float16)
 DSGD_CONVERSIONS(bfloat16, Bfloat16)
@@ -226,20 +309,19 @@ void divide(DType dtype, void* destination, size_t count, double divisor) {
     divide_float64(static_cast<double*>(destination), count, divisor);
 }
 
-#define DSGD_BY_DTYPE(function)                                                                        \
-  void function(DType dtype, void* destination, const void* source, size_t count, double c) {          \
-    if (dtype == DType::kFloat64) {                                                                    \
-      return function##_float64(static_cast<double*>(destination), static_cast<const double*>(source), \
-                                count, c);                                                             \
-    }                                                                                                  \
-    float* const sums = static_cast<float*>(destination);                                              \
-    const float weight = static_cast<float>(c);                                                        \
-    if (dtype == DType::kFloat32)                                                                      \
-      function##_float32(sums, static_cast<const float*>(source), count, weight);                      \
-    if (dtype == DType::kFloat16)                                                                      \
-      function##_float16(sums, static_cast<const Float16*>(source), count, weight);                    \
-    if (dtype == DType::kBfloat16)                                                                     \
-      function##_bfloat16(sums, static_cast<const Bfloat16*>(source), count, weight);                  \
+#define DSGD_BY_DTYPE(function)                                                                              \
+  void function(DType dtype, void* destination, const void* source, size_t count, double c,                  \
+                NonFinite* found) {                                                                          \
+    if (dtype == DType::kFloat64) {                                                                          \
+      return function(static_cast<double*>(destination), static_cast<const double*>(source), count, c,       \
+                      found);                                                                                \
+    }                                                                                                        \
+    float* const sums = static_cast<float*>(destination);                                                    \
+    const float weight = static_cast<float>(c);                                                              \
+    if (dtype == DType::kFloat32) function(sums, static_cast<const float*>(source), count, weight, found);   \
+    if (dtype == DType::kFloat16) function(sums, static_cast<const Float16*>(source), count, weight, found); \
+    if (dtype == DType::kBfloat16)                                                                           \
+      function(sums, static_cast<const Bfloat16*>(source), count, weight, found);                            \
   }
 DSGD_BY_DTYPE(weighted_set)
 DSGD_BY_DTYPE(weighted_add)
@@ -255,8 +337,16 @@ void narrow(DType dtype, void* destination, const float* source, size_t count) {
                            : narrow_bfloat16(static_cast<Bfloat16*>(destination), source, count);
 }
 
-void follow(DType dtype, float* master, const float* value, size_t count) {
-  dtype == DType::kFloat16 ? follow_float16(master, value, count) : follow_bfloat16(master, value, count);
+void narrow_with_residual(DType dtype, void* narrowed, const float* source, const float* residual,
+                          float factor, float* next, float* rounded, size_t count) {
+  dtype == DType::kFloat16
+      ? feed_back_to(static_cast<Float16*>(narrowed), source, residual, factor, next, rounded, count)
+      : feed_back_to(static_cast<Bfloat16*>(narrowed), source, residual, factor, next, rounded, count);
+}
+
+void refresh_masters(DType dtype, float* master, const float* value, size_t count) {
+  dtype == DType::kFloat16 ? refresh_masters_float16(master, value, count)
+                           : refresh_masters_bfloat16(master, value, count);
 }
 
 double sum_of_squares(DType dtype, const void* data, size_t count) {

@@ -17,8 +17,9 @@ constexpr uint32_t kNarrowReplicas = 8;  // whose sums of float32 keep 24 bits i
 constexpr uint64_t kInfinity = 0x7ff0000000000000;
 constexpr int kBias = 1023;
 
-// Exponent field of a product whose magnitude is raised by 2^-27 of its power of two: then the product is
-// below 2^(field - 1022), and so is its integer, rounded, below the power of two that it is scaled to.
+// Returns the exponent field of a product after a small part, 2^-27 of its power of two, is added to its
+// magnitude. So the product is below 2^(field - 1022) by a margin, and rounding the scaled product to an
+// integer cannot reach the next power of two.
 DSGD_INLINED int32_t exponent_field(uint64_t magnitude) {
   return static_cast<int32_t>((magnitude + (uint64_t{1} << 25)) >> 52);
 }
@@ -60,9 +61,9 @@ struct Format<double> {
   }
 };
 
-// Conversions between doubles and integers that vectorise on every machine: few have an instruction for 64
-// bits. Adding such a number puts an integer into the low bits of a double's mantissa, rounded to nearest
-// even.
+// Constants of conversions between doubles and integers. Few machines have a vector instruction for 64-bit
+// integers, so an addition does it: value + kSigned has the integer nearest to `value` (ties to even) in the
+// low bits of its mantissa.
 constexpr double kSigned = 0x1.8p52;  // holds integers of magnitude below 2^51
 constexpr uint64_t kSignedBits = 0x4338000000000000;
 constexpr uint64_t kLowBits = 0x4330000000000000;  // of 2^52, which holds 32 unsigned bits
@@ -109,7 +110,7 @@ DSGD_INLINED void raise(const T* gradient, size_t count, double c, typename Form
   }
 }
 
-// Where the exponent says that a product is not finite, any integer will do.
+// An element whose exponent is kNotFinite may get any integer: divide() makes its mean NaN.
 template <typename T, typename Sum>
 DSGD_INLINED void add(const T* gradient, size_t count, double c, const typename Format<T>::Code* exponents,
                       int64_t bits, Sum* sums) {

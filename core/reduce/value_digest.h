@@ -1,5 +1,5 @@
-// A digest of values that is equal where their bits are, but that all NaNs count as the same one: which bits
-// a NaN has depends on who has computed it, a CPU or a GPU.
+// A digest of the bits of values. All NaNs count as one value, because a CPU and a GPU compute NaNs with
+// different bits.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ Status check_weight(double weight) {
   if (weight == 0 || (weight >= kLeastWeight && weight <= kLargestWeight)) return {};
   return Status(Code::kInvalidArgument,
                 "the contribution weight is " + number_text(weight) +
-                    "; it is 0 (no data left) or from 1e-12 to 1e12, usually the number of "
+                    "; it must be 0 (no data left) or from 1e-12 to 1e12, usually the number of "
                     "samples. Only the ratios of weights matter: scale them on all workers")
       .with_parameter("weight");
 }

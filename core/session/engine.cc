@@ -42,11 +42,6 @@ std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data
 
 constexpr const char* kCommunication = "what its communication needs";
 
-// "step_timeout = 300.0 s" or "timeout = 500 ms"
-std::string limit_of(const CallOptions& options, transport::Duration step_timeout) {
-  return options.timeout.count() > 0 ? options.limit() : "step_timeout = " + describe_duration(step_timeout);
-}
-
 std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   std::vector<size_t> bounds(counts.size() + 1, 0);
   std::partial_sum(counts.begin(), counts.end(), bounds.begin() + 1);
@@ -61,23 +56,28 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       options_(std::move(options)),
       log_(std::move(log)),
       waiter_(loop),
+      copies_(loop, options_.step.lease),
       step_(loop, model, options_.step),
       exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
-      stalls_(loop, options_.stall_warning, log_) {
+      stalls_(loop, options_.stall_warning, log_),
+      events_(loop, log_),
+      checkpoints_(loop, [this] { return !recovering_; }) {
   step_.on_device_failure([this](const Status& why) { fail(why, true); });
 }
 
 Engine::~Engine() = default;
 
-Status Engine::usable() const { return broken_; }
-
 transport::Time Engine::deadline(const CallOptions& options) const {
-  return loop_.now() + (options.timeout.count() > 0 ? options.timeout : options_.step_timeout);
+  return loop_.now() + options.timeout_or(options_.step_timeout);
+}
+
+std::string Engine::deadline_setting(const CallOptions& options) const {
+  return options.limit_or("step_timeout = " + describe_duration(options_.step_timeout));
 }
 
 bool Engine::idle() const {
   if (at_rest_) return true;
-  return !step_.running() && objects_.idle() &&
+  return !step_.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() && !gives_state() &&
          std::all_of(channels_.begin(), channels_.end(),
                      [](const Channel& channel) { return channel.running == 0 && channel.pending.empty(); });
 }
@@ -85,26 +85,55 @@ bool Engine::idle() const {
 std::shared_ptr<Engine::Call> Engine::begin_call(Done* done, const CallOptions& options) {
   const uint64_t number = next_call(options.channel);
   ++channels_[options.channel].next_call;
-  const uint64_t watch = stalls_.begin([this, number] { return waiting(number); });
+  const uint64_t watch = stalls_.begin([this, number] { return wait_report(number); });
   *done = [this, number, watch, done = std::move(*done)](const Status& status) {
     stalls_.end(watch);
     if (mesh_) mesh_->operations.end_call(number, status);
     done(status);
   };
-  return std::make_shared<Call>(Call{number, deadline(options), limit_of(options, options_.step_timeout)});
+  return std::make_shared<Call>(Call{number, deadline(options), deadline_setting(options)});
 }
 
 void Engine::enqueue(std::shared_ptr<Call> call, MakeTask make, Done done) {
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (!failure_.ok()) return done(failure_);
   const uint64_t operation = operation_number(call->number, call->next++);
-  const uint32_t channel = channel_of(call->number);
+  insert(channel_of(call->number),
+         {std::move(make), {}, std::move(done), operation, call->deadline, call->limit});
+}
+
+void Engine::insert(uint32_t channel, Pending added) {
   // In the order of the calls: a call's second operation goes before later calls, since other workers may
   // wait for it.
   auto& pending = channels_[channel].pending;
   auto position = pending.end();
-  while (position != pending.begin() && std::prev(position)->operation > operation) --position;
-  pending.insert(position, {std::move(make), std::move(done), operation, call->deadline, call->limit});
+  while (position != pending.begin() && std::prev(position)->operation > added.operation) --position;
+  pending.insert(position, std::move(added));
   pump(channel);
+}
+
+void Engine::when_fetched(const std::shared_ptr<Call>& call, const char* name, const CallOptions& options,
+                          Done done, std::function<void()> rest) {
+  if (!options.fetch) return rest();
+  if (!mesh_) {
+    return options.fetch([done = std::move(done), rest = std::move(rest)](const Status& status) {
+      status.ok() ? rest() : done(status);
+    });
+  }
+  const uint64_t number = call->number, first = operation_number(number, 0);
+  fetching_[number] = name;
+  const Done fetched = [=, this, done = std::move(done), rest = std::move(rest),
+                        view = view()](const Status& status) {
+    fetching_.erase(number);
+    if (view != this->view()) return done(view_changed());
+    if (status.ok()) return rest();
+    if (!failure_.ok()) return done(status);
+    const Status told = Status(status.code(), mesh_->members().name(rank()) + ": " + status.message())
+                            .with_rank(rank(), mesh_->members().host_of(rank()))
+                            .with_operation(name);
+    mesh_->operations.refuse(first, told);
+    done(told);
+  };
+  insert(channel_of(number), {{}, options.fetch, fetched, first, call->deadline, call->limit});
 }
 
 Status Engine::no_memory(const std::string& what) const {
@@ -114,7 +143,7 @@ Status Engine::no_memory(const std::string& what) const {
 
 Status Engine::open(const transport::JoinReply& view) {
   Status status = mesh_ ? mesh_->open(view) : Status();
-  if (view.members.size() == 1) use_mesh(nullptr);  // this worker is the whole job
+  if (view.members.size() == 1 && !options_.views_change) use_mesh(nullptr);  // this worker is the whole job
   exhausted_ = no_memory(kCommunication);
   return status;
 }
@@ -122,13 +151,21 @@ Status Engine::open(const transport::JoinReply& view) {
 void Engine::pump(uint32_t channel) {
   const size_t limit = channel == 0 ? kOpenTasks : kOpenTasksOfAChannel;
   auto& [next_call, pending, running] = channels_[channel];
-  while (broken_.ok() && running < limit && !pending.empty()) {  // fail() ends the rest of a broken session
+  // fail() ends the rest of a failed session, and enter_view() that of an earlier view.
+  while (failure_.ok() && !entering_ && running < limit && !pending.empty()) {
     Pending& next = pending.front();
     const Done ended = [this, channel, done = next.done](const Status& status) {
       --channels_[channel].running;
       done(status);
       pump(channel);
     };
+    if (next.fetch) {
+      const auto fetch = std::move(next.fetch);
+      pending.pop_front();
+      ++running;
+      fetch(ended);
+      continue;
+    }
     auto task = next.make(next.operation, ended);
     if (task.ok()) task.value()->set_limit(std::move(next.limit));
     const transport::Time deadline = next.deadline;
@@ -140,6 +177,22 @@ void Engine::pump(uint32_t channel) {
       mesh_->operations.add(std::move(task).value(), deadline);
     }
   }
+}
+
+void Engine::give_all(std::shared_ptr<Call> call, Kind kind, DType dtype, std::span<std::byte> data,
+                      int32_t source, const std::string& name, Done done,
+                      std::shared_ptr<const Group> group) {
+  schedule(
+      std::move(call),
+      [=, this](uint64_t operation, Done ended) {
+        BulkHeader header =
+            shape_of(operation, kind, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
+        header.root = source;
+        auto task = std::make_unique<Broadcast>(mesh_->operations, header, data, ended, group);
+        task->rename(name);
+        return task;
+      },
+      std::move(done));
 }
 
 void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::vector<std::byte> mine,
@@ -166,23 +219,25 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
 
 void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
                        const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
-  if (size() == 1) return done({});  // sum, min, max, product and mean of one
-  const std::shared_ptr<Call> call = begin_call(&done, options);
-  if (!is_half(dtype)) return allreduce_wide(call, data, dtype, reduction, std::move(done));
-  const auto widened = widened_copy(data, dtype);
-  allreduce_wide(call, std::as_writable_bytes(std::span(*widened)), dtype, reduction,
-                 [widened, data, dtype, done](const Status& status) {
-                   if (status.ok()) narrow(dtype, data.data(), widened->data(), widened->size());
-                   done(status);
-                 });
+  if (Status status = callable(); !status.ok()) return done(status);
+  const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
+  when_fetched(call, "all-reduce", options, done, [=, this] {
+    if (!mesh_) return done({});  // sum, min, max, product and mean of one
+    if (!is_half(dtype)) return allreduce_wide(call, data, dtype, reduction, done);
+    const auto widened = widened_copy(data, dtype);
+    allreduce_wide(call, std::as_writable_bytes(std::span(*widened)), dtype, reduction,
+                   [widened, data, dtype, done](const Status& status) {
+                     if (status.ok()) narrow(dtype, data.data(), widened->data(), widened->size());
+                     done(status);
+                   });
+  });
 }
 
 // In the following, `dtype` is what the host has; the data is of wide(dtype).
 void Engine::allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
                             Reduction reduction, Done done) {
   const size_t count = data.size() / dtype_size(wide(dtype));
-  if (!options_.algorithm->schedules || count == 0)
+  if (!options_.algorithm->registered() || count == 0)
     return reduce_all(std::move(call), data, dtype, reduction, std::move(done));
   // If the function gave different schedules on different workers, they would wait for each other. So they
   // are compared, in each call: blocking and asynchronous callers may not agree on which call is the first of
@@ -198,35 +253,34 @@ void Engine::compare_schedules(std::shared_ptr<Call> call, DType dtype, Reductio
   const std::string algorithm = options_.algorithm->name;
   auto schedule = options_.algorithm->schedules->schedule(rank(), size(), count);
   const transport::ScheduleDigest mine{schedule.ok() ? schedule.value()->digest : 0, schedule.status()};
-  BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kScheduled, count);
+  BulkHeader like = shape_of(0, Kind::kAllReduce, dtype, Algorithm::kRegistered, count);
   like.reduction = static_cast<uint8_t>(reduction);
   like.tag = mesh_->peers.chunk_bytes();
-  exchange(
-      std::move(call), like, transport::encode(mine), "",
-      [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-        if (!status.ok()) return done(status);
-        uint64_t first = 0;
-        for (size_t rank = 0; rank < all.size(); ++rank) {
-          auto theirs = transport::decode_schedule_digest(all[rank]);
-          const auto failed = [&](Code code, const std::string& message) {
-            done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
-          };
-          if (!theirs.ok()) {
-            return failed(Code::kInternal, "all-reduce: the schedule digest of rank " + std::to_string(rank) +
-                                               " is invalid: " + theirs.status().message() +
-                                               "; all workers must run the same version of dsgd");
-          }
-          if (!theirs->failure.ok()) return failed(theirs->failure.code(), theirs->failure.message());
-          if (rank == 0) first = theirs->digest;
-          if (theirs->digest != first) {
-            return failed(Code::kMismatch,
-                          "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
-                              std::to_string(count) + " elements rank 0 and rank " + std::to_string(rank) +
-                              " have different schedules; register the same function on all workers");
-          }
-        }
-        done({});
-      });
+  exchange(std::move(call), like, transport::encode(mine), "",
+           [count, algorithm, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return done(status);
+             uint64_t first = 0;
+             for (size_t rank = 0; rank < all.size(); ++rank) {
+               auto theirs = transport::decode_schedule_digest(all[rank]);
+               const auto failed = [&](Code code, const std::string& message) {
+                 done(Status(code, message).with_rank(static_cast<int32_t>(rank)));
+               };
+               if (!theirs.ok()) {
+                 return done(invalid_data("all-reduce", static_cast<int32_t>(rank),
+                                          "an invalid schedule digest: " + theirs.status().message()));
+               }
+               if (!theirs->failure.ok()) return failed(theirs->failure.code(), theirs->failure.message());
+               if (rank == 0) first = theirs->digest;
+               if (theirs->digest != first) {
+                 return failed(Code::kMismatch,
+                               "all-reduce: workers disagree on algorithm '" + algorithm + "': for " +
+                                   std::to_string(count) + " elements rank 0 and rank " +
+                                   std::to_string(rank) +
+                                   " have different schedules; register the same function on all workers");
+               }
+             }
+             done({});
+           });
 }
 
 void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype,
@@ -252,30 +306,39 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
 
 void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
                        const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (Status status = callable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
-  std::shared_ptr<Call> call = begin_call(&done, options);
-  schedule(
-      std::move(call),
-      [=, this](uint64_t operation, Done ended) {
-        BulkHeader header =
-            shape_of(operation, Kind::kBroadcast, dtype, Algorithm::kChain, data.size() / dtype_size(dtype));
-        header.root = root;
-        header.tag = mesh_->peers.chunk_bytes();
-        return std::make_unique<Broadcast>(mesh_->operations, header, data, ended);
-      },
-      std::move(done));
+  const std::shared_ptr<Call> call = begin_call(&done, options);
+  when_fetched(call, "broadcast", options, done, [=, this] {
+    schedule(
+        call,
+        [=, this](uint64_t operation, Done ended) {
+          BulkHeader header = shape_of(operation, Kind::kBroadcast, dtype, Algorithm::kChain,
+                                       data.size() / dtype_size(dtype));
+          header.root = root;
+          header.tag = mesh_->peers.chunk_bytes();
+          return std::make_unique<Broadcast>(mesh_->operations, header, data, ended);
+        },
+        done);
+  });
 }
 
 void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive,
                        std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (Status status = callable(); !status.ok()) return done(status);
+  const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
+  when_fetched(call, "all-gather", options, done,
+               [=, this] { allgather_fetched(call, send, receive, counts, dtype, done); });
+}
+
+void Engine::allgather_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                               std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                               Done done) {
   const size_t element = dtype_size(dtype);
   const std::vector<size_t> bounds = bounds_of(counts);
   std::byte* own = receive.data() + bounds[rank()] * element;
   if (!send.empty() && own != send.data()) std::memmove(own, send.data(), send.size());
   if (!mesh_) return done({});
-  std::shared_ptr<Call> call = begin_call(&done, options);
   if (bounds.back() == 0)
     return meet(std::move(call), Kind::kAllGather, dtype, Reduction::kSum, std::move(counts),
                 std::move(done));
@@ -299,13 +362,20 @@ void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> rec
 void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive,
                             std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
                             const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (Status status = callable(); !status.ok()) return done(status);
+  const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
+  when_fetched(call, "reduce-scatter", options, done,
+               [=, this] { reduce_scatter_fetched(call, send, receive, counts, dtype, reduction, done); });
+}
+
+void Engine::reduce_scatter_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                                    std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                                    Reduction reduction, Done done) {
   if (!mesh_) {
     if (!receive.empty() && send.data() != receive.data())
       std::memmove(receive.data(), send.data(), receive.size());
     return done({});
   }
-  std::shared_ptr<Call> call = begin_call(&done, options);
   if (!is_half(dtype)) {
     return reduce_scatter_wide(std::move(call), send, receive, std::move(counts), dtype, reduction,
                                std::move(done));
@@ -360,7 +430,7 @@ void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std
 }
 
 void Engine::barrier(Done done, const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (Status status = callable(); !status.ok()) return done(status);
   if (!mesh_) return done({});
   std::shared_ptr<Call> call = begin_call(&done, options);
   meet(std::move(call), Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
@@ -387,44 +457,74 @@ void Engine::meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction 
 void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_devices, StepDone done,
                         const CallOptions& options) {
   if (!torn_.ok()) return done(torn_, {});
-  if (Status status = usable(); !status.ok()) return done(status, {});
+  if (!failure_.ok()) return done(failure_, {});
   StepRequest request;
   request.step = next_step_;
   request.call = next_call();
   request.weights = std::move(weights);
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
-  request.deadline = deadline(options);
-  request.limit = limit_of(options, options_.step_timeout);
-  const uint64_t call = request.call;
-  ++channels_[0].next_call;
-  const uint64_t watch = stalls_.begin([this, call] { return waiting(call); });
-  step_.begin(std::move(request), [this, call, watch, done = std::move(done)](const Status& status,
-                                                                              const StepResult& result) {
+  request.timeout = options.timeout_or(options_.step_timeout);
+  request.deadline = loop_.now() + request.timeout;
+  request.limit = deadline_setting(options);
+  request.previous_view = std::max<int64_t>(last_result_.view, 1);
+  if (options_.views_change && shards_) request.drawn = shards_->drawn_for_step();
+  const uint64_t watch = stalls_.begin([this] { return wait_report(step_.call()); });
+  const auto ended = [this, watch, done = std::move(done)](const Status& status, const StepResult& result) {
     stalls_.end(watch);
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
-      last_step_call_ = call;
+      answer_completed({});
+      answer_learners();
+      last_step_call_ = step_.call();
+      last_result_ = result;
+      if (shards_) shards_->commit(step_.drawn());
       compared_ = result.all_done;
-      warn_of_departed(call);
+      reported_view_ = static_cast<uint64_t>(result.view);  // of a copied step an earlier one
+      report_non_finite(result);
+      warn_of_departed(last_step_call_);
+      // While workers recover from a loss, those that made the step before cannot save it any more.
+      if (options_.checkpoint_interval > 0 && next_step_ % options_.checkpoint_interval == 0 &&
+          !recovering_ && !next_view_)
+        return save_at_interval([done, result] { done({}, result); });
     } else if (status.code() == Code::kDiverged) {
       torn_ = status;
     } else if (torn_.ok() && !step_.failed_in_agreement()) {
       torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
                                       " failed half-way, so workers may be at different steps: " +
-                                      status.message() + "; start a new session from a checkpoint")
+                                      status.message() + "; load a checkpoint")
                   .with_rank(status.rank(), status.host())
                   .with_operation(status.operation());
     }
     done(status, result);
-  });
+    enter_view();
+  };
+  if (recovering_) return step_.begin_suspended(std::move(request), ended);
+  ++channels_[0].next_call;
+  step_.begin(std::move(request), ended);
+}
+
+void Engine::report_non_finite(const StepResult& result) {
+  if (result.nonfinite == 0) return;
+  const std::string step = "step " + std::to_string(result.step);
+  if (options_.step.nonfinite == NonFiniteAction::kSkip) {
+    events_.note_event(
+        "a step with gradients that are not finite was skipped",
+        step + " was skipped, since gradients are not finite (nonfinite = skip): " + result.nonfinite_text);
+  } else {
+    events_.note_event(
+        "elements of gradients that are not finite counted as 0",
+        step + ": elements of gradients are not finite and count as 0 (nonfinite = zero): " +
+            result.nonfinite_text +
+            (result.skipped ? "; the step was skipped, since the mean is not finite (loss_scale)" : ""));
+  }
 }
 
 // ---- objects
 
 uint64_t Engine::watch_object(const char* operation, const std::string& name) {
-  return stalls_.begin([this, operation, name] { return waiting_for_object(operation, name); });
+  return stalls_.begin([this, operation, name] { return WaitReport{waiting_for_object(operation, name)}; });
 }
 
 Engine::Done Engine::watched(const char* operation, const std::string& name, Done done) {
@@ -435,21 +535,21 @@ Engine::Done Engine::watched(const char* operation, const std::string& name, Don
 }
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
-  objects_.put(peers(), name, std::move(object), {deadline(options), options.limit()},
+  if (Status status = callable(); !status.ok()) return done(status);
+  objects_.put(peers(), name, std::move(object), {deadline(options), options.limit_or("step_timeout")},
                watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
-  objects_.delete_everywhere(peers(), name, {deadline(options), options.limit()},
+  if (Status status = callable(); !status.ok()) return done(status);
+  objects_.delete_everywhere(peers(), name, {deadline(options), options.limit_or("step_timeout")},
                              watched(Objects::kDelete, name, std::move(done)));
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
                             const CallOptions& options) {
   if (!objects_.has(name)) {
-    Status nobody = broken_.ok() && size() > 1 && mesh_->peers.alone() ? nobody_puts() : broken_;
+    Status nobody = failure_.ok() && size() > 1 && mesh_->peers.alone() ? nobody_puts() : failure_;
     if (!nobody.ok()) {
       done(nobody);
       return 0;
@@ -464,26 +564,25 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
         done(std::move(object));
       });
   if (ticket == 0) return 0;
-  *timer = loop_.schedule(
-      deadline(options), [this, ticket, name, limit = limit_of(options, options_.step_timeout)] {
-        const Status why = objects_.waiting(Objects::kGet, name);
-        cancel_get(ticket, Status(Code::kTimeout,
-                                  "dsgd_object_get has not ended within " + limit + ": " + why.message()));
-      });
+  *timer = loop_.schedule(deadline(options), [this, ticket, name, limit = deadline_setting(options)] {
+    const Status why = objects_.waiting(Objects::kGet, name);
+    cancel_get(ticket, Status(Code::kTimeout,
+                              "dsgd_object_get has not ended within " + limit + ": " + why.message()));
+  });
   return ticket;
 }
 
 // ---- failure and end
 
 void Engine::fail(const Status& cause, bool tell_peers) {
-  if (broken_.ok()) {
-    broken_ = cause;
+  if (failure_.ok()) {
+    failure_ = cause;
     tell_peers_ = tell_peers;
     log_->report_failure(cause.rank());
-    if (on_failed_) on_failed_(cause);
+    if (before_failure_) before_failure_(cause);
     // The only host knows that it has called dsgd_abort.
     const bool own = size() == 1 && cause.code() == Code::kAborted;
-    log_->write(own ? LogLevel::kInfo : LogLevel::kError, broken_.message());
+    log_->write(own ? LogLevel::kInfo : LogLevel::kError, failure_.message());
   }
   // Each part may be repeated: the loop calls fail() again if an allocation failure interrupts this.
   if (at_rest_ || failing_) return;
@@ -492,17 +591,28 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     ~Failing() { flag = false; }
   } failing{failing_};
   failing_ = true;
-  if (mesh_ && tell_peers_) mesh_->peers.tell_failure(0, true, broken_);
-  if (mesh_) mesh_->fail(broken_);
-  step_.abort(broken_);
-  waiter_.fail(broken_);
-  fail_pending(broken_);
-  objects_.fail(peers(), broken_);
-  if (on_broken_) on_broken_(broken_);
+  if (shards_) shards_->resume();
+  if (mesh_ && tell_peers_ && !enter_) mesh_->peers.tell_session_failed(failure_);
+  if (mesh_) mesh_->fail(failure_);
+  step_.abort(failure_);
+  end_waits(failure_);
+  if (after_failure_) after_failure_(failure_);
   at_rest_ = true;
 }
 
+void Engine::end_waits(const Status& why) {
+  waiter_.fail(why);
+  fail_pending(why);
+  checkpoints_.fail(why);
+  objects_.fail(peers(), why);
+  drop_learners(why);
+  answer_completed(why);
+  end_wait_for_last_step();
+  copies_.fail(why);
+}
+
 void Engine::fail_pending(const Status& cause) {
+  if (starting_ && !entering_) std::exchange(starting_, std::nullopt)->done(cause);
   for (Channel& channel : channels_) {
     while (!channel.pending.empty()) {
       const Done done = std::move(channel.pending.front().done);
@@ -513,13 +623,13 @@ void Engine::fail_pending(const Status& cause) {
 }
 
 void Engine::compare_last_values(transport::Time deadline, std::function<void()> then) {
-  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !broken_.ok() || !torn_.ok())
+  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !failure_.ok() || !torn_.ok())
     return then();
   step_.digest_values(deadline,
                       [this, then = std::move(then)](const Status& status, std::vector<uint64_t> digests) {
                         if (!status.ok()) {
                           log_->warning("dsgd_close has not compared the values: " + status.message());
-                        } else if (broken_.ok()) {
+                        } else if (failure_.ok()) {
                           last_digests_ = std::move(digests);
                           compare_goodbyes();
                         }
@@ -546,38 +656,56 @@ void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> dige
 uint64_t Engine::close(const Status& cause) {
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
-  if (broken_.ok()) broken_ = closed;
+  if (failure_.ok()) failure_ = closed;
   cause.ok() ? step_.fail(closed) : step_.abort(cause);
   // Steps go on without this worker if its start and all its steps have succeeded. step_.fail() above has
   // marked a step in flight as failed.
   const uint64_t departure_call = started_ && torn_.ok() && !last_step_failed_ ? next_call() : 0;
-  waiter_.fail(closed);
-  fail_pending(closed);
-  objects_.fail(peers(), closed);
+  if (shards_) shards_->resume();
+  end_waits(closed);
   if (mesh_) mesh_->close(cause, next_step_, last_digests_, departure_call);
   return departure_call;
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
-  // The head judges only workers that have not left.
-  if (why.code() != Code::kWorkerLost || mesh_->peers.is_leaving(rank)) return fail(why, true);
-  await_verdict(why, -1, why);
+  if (enter_) return;  // it enters a view all the same
+  const bool of_one =
+      options_.views_change ? !concerns_all_workers(why.code()) : why.code() == Code::kWorkerLost;
+  if (!of_one) return fail(why, true);
+  // No other worker has noticed damaged data, so the head has to be told.
+  const bool corrupted = options_.views_change && why.code() == Code::kCorrupted;
+  if (!mesh_->peers.is_leaving(rank)) return await_verdict(why, corrupted ? rank : -1, why);
+  // Some of its data is lost. The head does not judge workers that have left, but may begin a new view.
+  options_.views_change ? await_verdict(why, rank, why) : fail(why, true);
 }
 
-void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) {
-  await_verdict(error, rank, network_error);
+void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
+                                 bool silent) {
+  if (enter_) return;
+  await_verdict(error, rank, network_error, silent);
 }
 
 // Two workers that cannot reach each other would each name the other. The head has both reports, and all
 // workers get its verdict.
-// `peer` is -1 if another worker has found the loss.
-void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error) {
-  if (!broken_.ok()) return;
-  if (!on_loss_ || !on_loss_(peer, network_error)) return fail(error, true);
-  loop_.schedule(loop_.now() + options_.step.lease, [this, error, peer, alive = std::weak_ptr(alive_)] {
-    if (alive.expired() || !broken_.ok()) return;
-    if (!mesh_->peers.is_leaving(peer)) fail(error, true);  // else Peers has ended what waits for it
-  });
+// `peer` is -1 if another worker has found the loss. `silent`: as in on_peer_unreachable().
+void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent) {
+  if (!failure_.ok()) return;
+  if (!on_loss_ || !on_loss_(peer, network_error, silent)) return fail(error, true);
+  fail_without_verdict(error, peer, silent, loop_.now());
+}
+
+// When the verdict is due, which becomes later while the head is lost.
+void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
+  loop_.schedule(verdict_due_(reported),
+                 [this, error, peer, silent, reported, view = view(), alive = std::weak_ptr(alive_)] {
+                   if (alive.expired() || !failure_.ok() || view != this->view()) return;
+                   if (verdict_due_(reported) > loop_.now())
+                     return fail_without_verdict(error, peer, silent, reported);
+                   // A head that was started again does not know of a cut that is over.
+                   if (silent && !mesh_->is_silent(peer)) return;
+                   // If the peer has left, Peers has ended what waits for it.
+                   if (options_.views_change || !mesh_->peers.is_leaving(peer)) fail(error, true);
+                 });
 }
 
 // Warns once for each departed worker that a step has run without it.
@@ -594,8 +722,10 @@ void Engine::warn_of_departed(uint64_t call) {
 void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
+  if (last_step_ && !recovering_) ask_for_last_step();  // of those that are left
   objects_.peer_left(rank);
-  if (mesh_->peers.alone()) objects_.fail_waiters(nobody_puts());
+  on_source_left(rank);
+  if (mesh_->peers.alone()) objects_.fail_gets(nobody_puts());
 }
 
 // The peer's steps have ended, so those of this worker end, too.
@@ -604,15 +734,16 @@ void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
   if (call != last_step_call_ || !torn_.ok()) return;
   torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_ - 1) + " has succeeded here, but " +
                                   mesh_->members().name(rank) + " gave it up: " + cause.message() +
-                                  "; start a new session from a checkpoint")
+                                  "; load a checkpoint")
               .with_rank(rank, mesh_->members().host_of(rank));
   log_->error(torn_.message());
   log_->report_failure(rank);
+  end_wait_for_last_step();  // that peer never completes it
   if (step_.running()) step_.fail(torn_);
 }
 
 void Engine::on_object(transport::Message message, transport::Responder respond) {
-  if (!broken_.ok()) return respond(broken_);
+  if (!failure_.ok()) return respond(failure_);
   objects_.receive(peers(), {deadline(), "step_timeout"}, std::move(message), respond);
 }
 

@@ -8,28 +8,39 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/log.h"
+#include "core/base/refusal_log.h"
+#include "core/device/staged_copies.h"
 #include "core/mesh/mesh.h"
 #include "core/model/model.h"
 #include "core/objects/objects.h"
+#include "core/session/checkpoint_call.h"
+#include "core/session/checkpoint_queue.h"
 #include "core/session/operation.h"
 #include "core/session/stall_watch.h"
 #include "core/step/step.h"
+#include "transport/files.h"
+#include "transport/payloads.h"
 
 namespace dsgd {
 
 struct EngineOptions {
   transport::Duration step_timeout = std::chrono::seconds(300);
-  size_t bucket_bytes = 4 << 20;
-  int32_t servers = 0;  // 0: as many as workers
+  size_t bucket_bytes = 0;  // 0: as the plan needs them
+  int32_t servers = 0;      // 0: as many as workers
   AlgorithmChoice algorithm = {};
+  bool views_change = false;    // the job goes on after a loss, or workers may join it
   bool internode_nccl = false;  // GPUs of all nodes are one team; else those of each
   std::string nccl_library = {};
   transport::Duration stall_warning = std::chrono::seconds(30);
+  std::string checkpoint_dir = {};
+  uint64_t checkpoint_interval = 0;  // steps; 0: the host alone saves
+  uint64_t checkpoint_keep = 0;      // 0: all
   StepOptions step;
   std::string library_version;
   std::string fingerprint;  // of the host's code
@@ -43,15 +54,33 @@ class Engine final : public SessionEvents {
   // Without a mesh (one worker) collectives are local.
   Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log);
   ~Engine() override;
-  // `broken` is called once, when the session has failed, with the cause.
-  void on_broken(std::function<void(const Status&)> broken) { on_broken_ = std::move(broken); }
-  // `failed` is called once, before any operation ends with the failure; it must not throw.
-  void on_failed(std::function<void(const Status&)> failed) { on_failed_ = std::move(failed); }
+  // When the session fails, `call` is called once, before any operation ends with the failure. It must not
+  // throw.
+  void before_failure(std::function<void(const Status&)> call) { before_failure_ = std::move(call); }
+  // `call` is called once, when all operations have ended with the failure.
+  void after_failure(std::function<void(const Status&)> call) { after_failure_ = std::move(call); }
   // A worker seems lost: this worker cannot reach the peer `unreachable`, because of `cause`; or, with -1,
   // another worker says so. `loss` returns true if the head will decide which worker is lost; then fail()
-  // follows, or the session fails after a lease.
-  void on_loss(std::function<bool(int32_t unreachable, const Status& cause)> loss) {
+  // follows, or the session fails when the verdict is due. `silent`: as in on_peer_unreachable(); if the peer
+  // has answered since, the session then does not fail.
+  void on_loss(std::function<bool(int32_t unreachable, const Status& cause, bool silent)> loss) {
     on_loss_ = std::move(loss);
+  }
+  // `due` says when the head's verdict on a loss reported at that time is due.
+  void on_verdict_due(std::function<transport::Time(transport::Time)> due) { verdict_due_ = std::move(due); }
+
+  // This worker is a learner: it joins a running job. start() fetches the state of the workers of the
+  // `present` view, and then calls `enter`, which asks the head for a view with this worker; change_view() or
+  // fail_start() follows. Other collectives fail until start() has ended.
+  void join_later(std::function<transport::JoinReply()> present, std::function<void()> enter) {
+    present_view_ = std::move(present), enter_ = std::move(enter);
+  }
+  void fail_start(const Status& why);
+  void check_sources();  // `present` has changed: it may lack a worker whose state this one fetches
+
+  // `changed` is called when the job goes on in another view, and ranks are those of it.
+  void on_view(std::function<void(const transport::JoinReply& view)> changed) {
+    on_view_ = std::move(changed);
   }
 
   // The mesh exists before the view does, since peers may dial early.
@@ -63,10 +92,12 @@ class Engine final : public SessionEvents {
 
   int32_t rank() const { return mesh_ ? mesh_->peers.rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->peers.size() : 1; }
-  const Status& broken() const { return broken_; }
+  uint64_t view() const { return mesh_ ? mesh_->members().view().view : 1; }
+  const Status& failure() const { return failure_; }  // OK: the session has not failed
   bool torn() const { return !torn_.ok(); }
 
-  // Collectives on the world. Buffers are untouched after `done`.
+  // Collectives on the world, of host memory, which `options.fetch`, if set, fills first. Buffers are
+  // untouched after `done`.
   void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
                  const CallOptions& options = {});
   void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
@@ -81,8 +112,23 @@ class Engine final : public SessionEvents {
   void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   void set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   bool started() const { return started_; }
+
+  // Checkpoints (engine_checkpoint.cc, engine_load.cc). One is saved or loaded at a time; later calls wait.
+  //
+  // Without files they fail. `shards` outlives the engine.
+  void use_files(std::shared_ptr<transport::Files> files, ShardList* shards) {
+    checkpoints_.use_files(std::move(files));
+    shards_ = shards;
+  }
+  // Both are called between steps, by all workers. The model must not change until `taken` was called, which
+  // comes before `done`. Then files are written beside later steps.
+  void save_checkpoint(const std::string& folder, std::function<void()> taken, Done done,
+                       const CallOptions& options = {});
+  void load_checkpoint(const std::string& folder, Done done, const CallOptions& options = {});
+  uint64_t next_step() const { return next_step_; }
+
   Status replan();  // settings of parameters have changed
-  const Step& steps() const { return step_; }
+  const Step& step() const { return step_; }
   GradientMarks& marks() { return step_.marks(); }  // any thread
   const Objects& objects() const { return objects_; }
   // A stream of the host, which the step in flight was to wait for, has failed.
@@ -99,6 +145,9 @@ class Engine final : public SessionEvents {
     waiter_.after(context.device->name(), *context.queue, *context.reached, deadline(), std::move(done));
   }
 
+  // Copies of what collectives read and write on devices. They fail with the session.
+  device::StagedCopies& copies() { return copies_; }
+
   // Calls `done` when all work that is enqueued on the replicas' devices now has ended, or with the failure
   // of a device or of the session.
   void when_devices_done(Done done) { step_.when_devices_done(waiter_, std::move(done)); }
@@ -114,9 +163,10 @@ class Engine final : public SessionEvents {
   uint64_t next_call(uint32_t channel = 0) const {
     return call_number(channel, channels_[channel].next_call);
   }
-  // Returns what the call waits for, as a sentence with the first missing rank and a parameter; OK if nothing
-  // is known (engine_waiting.cc).
-  Status waiting(uint64_t call) const;
+  // Returns what the call waits for, with the first missing rank and a parameter (engine_waiting.cc).
+  WaitReport wait_report(uint64_t call) const;
+  // For the head: the steps made, and the call that has waited longest for other workers, if any.
+  transport::Progress progress() const;
   Status waiting_for_object(const std::string& operation, const std::string& name) const {
     return objects_.waiting(operation, name);
   }
@@ -125,29 +175,44 @@ class Engine final : public SessionEvents {
   void fail(const Status& cause, bool tell_peers);
   // The failure of a session that has run out of memory, preallocated.
   const Status& exhausted() const { return exhausted_; }
-  void note_departure(int32_t rank, uint64_t departure_call) {  // the head's news
-    if (mesh_) mesh_->peers.note_departure(rank, departure_call);
-  }
+  // The head's news: `rank` has left; the job goes on in another view, because of `why` (engine_view.cc).
+  void note_departure(int32_t rank, uint64_t departure_call);
+  void change_view(const transport::JoinReply& view, const Status& why);
+  // Returns whether this worker has entered a view whose workers have not agreed on its state yet. A worker
+  // that closes in this time counts as lost.
+  bool recovering() const { return recovering_; }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
   // Digests the values and compares them with goodbyes that have come; close() sends the digests. Does
   // nothing for a single worker, before the first step, after a failure, or if the last step has compared all
   // values. Calls `then` in every case.
   void compare_last_values(transport::Time deadline, std::function<void()> then);
+  // Where views change: waits until all others have completed the last step of this worker, so that the job
+  // cannot repeat it without this worker any more. Calls `then` in every case.
+  void await_last_step(transport::Time deadline, std::function<void()> then);
+  void hasten_last_step(transport::Time deadline);  // brings the deadline of a wait in progress forward
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
   uint64_t close(const Status& cause);
-  const Status& divergence() const { return divergence_; }                // found as it closed
-  void leave_loop() { waiter_.close(), step_.close(), stalls_.close(); }  // the last call on it
-  bool idle() const;                                                      // no operation is in flight
-  bool sent() const { return !mesh_ || mesh_->peers.sent(); }             // no message waits for a connection
+  const Status& divergence() const { return divergence_; }  // found as it closed
+  // Ends all timers and posts. The last call on the loop.
+  void detach_from_loop() {
+    waiter_.close(), copies_.close(), step_.close(), stalls_.close(), checkpoints_.close();
+  }
+  bool idle() const;                                                   // no operation is in flight
+  bool all_sent() const { return !mesh_ || mesh_->peers.all_sent(); }  // no message waits for a connection
 
   // SessionEvents
   void on_peer_failure(int32_t rank, const Status& why) override;
-  void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error) override;
+  void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
+                           bool silent) override;
   void on_peer_departed(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_given_up(int32_t rank, uint64_t call, const Status& cause) override;
+  void on_completion_asked(uint64_t steps, transport::Responder respond) override;
+  void on_state_asked(const std::string& worker_id, const transport::FetchState& question,
+                      transport::Responder respond) override;
+  void on_newcomer_gone(const std::string& worker_id) override;
   void on_object(transport::Message message, transport::Responder respond) override;
   std::unique_ptr<transport::BulkSink> on_object_data(uint64_t put, const transport::BulkHeader& header,
                                                       size_t nbytes) override {
@@ -160,13 +225,53 @@ class Engine final : public SessionEvents {
 
  private:
   using MakeTask = std::function<Result<std::unique_ptr<Task>>(uint64_t operation, const Done& done)>;
-  // One call of the user, which may take several operations; see core/mesh/channels.h.
-  struct Call {
-    uint64_t number;
+  using Call = EngineCall;
+  struct Pending {
+    MakeTask make;
+    std::function<void(Done)> fetch;  // in place of a task
+    Done done;
+    uint64_t operation;
     transport::Time deadline;
-    std::string limit;  // the setting that the deadline comes from
-    uint64_t next = 0;
+    std::string limit;
   };
+  struct Channel {
+    uint64_t next_call = 1;
+    std::deque<Pending> pending;
+    size_t running = 0;
+  };
+  struct Starting {
+    StrategySpec strategy;
+    CallOptions options;
+    Done done;
+    uint64_t call = 0;
+  };
+  using Reports = std::vector<transport::CheckpointReport>;
+  // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another
+  // device.
+  using HostValues = std::vector<std::shared_ptr<void>>;
+  using HeldRanges = std::vector<uint8_t>;  // a bit for each key range
+  struct NextView {
+    transport::JoinReply view;
+    Status why;
+    std::vector<std::pair<int32_t, uint64_t>> departures;  // that came after it
+  };
+  struct ViewDecision;
+  struct Learning;
+  struct Given;
+  struct StateCopy;
+  struct Copying;
+  struct LastStep {  // that await_last_step() waits for
+    transport::Time deadline;
+    std::function<void()> then;
+    std::vector<int32_t> missing = {};
+    transport::Time asked = {};  // the missing ones; 0: not in this view yet
+    transport::TimerId timer = 0;
+  };
+  struct LastDigests {
+    uint64_t steps;  // made before
+    std::vector<uint64_t> digests;
+  };
+
   // `done` will end the call.
   std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
   // Warns of an object's call that does not end. Returns a ticket for StallWatch::end().
@@ -185,15 +290,29 @@ class Engine final : public SessionEvents {
         std::move(done));
   }
   void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
+  // Runs the rest of a collective when what it reads is in host memory. Until then it keeps its place in the
+  // channel. A failure is told to the peers, which wait for this worker.
+  void when_fetched(const std::shared_ptr<Call>& call, const char* name, const CallOptions& options,
+                    Done done, std::function<void()> rest);
+  void insert(uint32_t channel, Pending pending);
   void pump(uint32_t channel);
-  Status usable() const;
   Peers* peers() const { return mesh_ ? &mesh_->peers : nullptr; }
   transport::Time deadline(const CallOptions& options = {}) const;
+  // The setting that this deadline comes from: "step_timeout = 300.0 s" or "timeout = 500 ms".
+  std::string deadline_setting(const CallOptions& options = {}) const;
+  // Broadcasts data of a rank of the group, for a call of dsgd's own; `group` null: all workers.
+  void give_all(std::shared_ptr<Call> call, Kind kind, DType dtype, std::span<std::byte> data, int32_t source,
+                const std::string& name, Done done, std::shared_ptr<const Group> group = nullptr);
   void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
                 std::string name,
                 std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
   void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction,
             std::vector<size_t> counts, Done done);
+  void allgather_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                         std::span<std::byte> receive, std::vector<size_t> counts, DType dtype, Done done);
+  void reduce_scatter_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
+                              std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
+                              Reduction reduction, Done done);
   void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
                       Done done);
   void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send,
@@ -204,8 +323,40 @@ class Engine final : public SessionEvents {
   void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
                          Done done);
 
-  // start (engine_start.cc)
-  std::string signature(const std::string& strategy) const;
+  // Checkpoints: both.
+  void start_next_checkpoint() { checkpoints_.start_next(); }
+  void fail_checkpoints(const Status& why) { checkpoints_.fail(why); }  // the view changes
+  Status begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
+  // Tells the others what this worker has done. A failure of any worker ends the call on all of them.
+  void exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
+                        std::function<void(const Reports&)> then);
+  std::vector<size_t> states_by_parameter();
+  Status name_worker(int32_t rank, const Status& why, Kind kind) const;
+  // Saving.
+  void start_save(const std::shared_ptr<CheckpointCall>& checkpoint);
+  void describe_model(CheckpointCall* checkpoint) const;
+  Status enqueue_snapshot(CheckpointCall* checkpoint);
+  void note_data_shards(const Reports& reports, const std::vector<SampleLedger>& ledgers,
+                        checkpoint::Manifest* manifest) const;
+  void prepare_folder(const std::shared_ptr<CheckpointCall>& checkpoint);
+  void write_checkpoint_file(const std::shared_ptr<CheckpointCall>& checkpoint);
+  void publish(const std::shared_ptr<CheckpointCall>& checkpoint, const Reports& reports);
+  void save_at_interval(std::function<void()> taken);
+  // Loading.
+  void start_load(const std::shared_ptr<CheckpointCall>& checkpoint);
+  Status check_manifest(const checkpoint::Store::Found& found) const;
+  Status make_targets(CheckpointCall* checkpoint);
+  void read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
+  void apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
+  void restore_shards(const checkpoint::Manifest& manifest);
+
+  // Start (engine_start.cc).
+  void begin_start();
+  // `with_rate`: with the learning rate, which the workers of a running job may have changed.
+  std::string signature(const std::string& strategy, bool with_rate) const;
+  static uint64_t digest_of(const std::string& signature);
+  // The plan in one line; or why there is none.
+  static std::string describe_plan(const Result<Plan>& plan, const StrategySpec& strategy);
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
   // Teams of GPUs (engine_teams.cc). `gpus_of`: number of GPUs by rank.
   //
@@ -214,16 +365,14 @@ class Engine final : public SessionEvents {
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
   void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
                   Done done);
-  Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& said,
+  Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& encoded,
                               const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
   // `why`: what is wrong with the message of that rank.
   Status other_version(int32_t rank, const Status& why) const;
   void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
-  // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another
-  // device.
-  using HostValues = std::vector<std::shared_ptr<void>>;
-  Result<HostValues> host_values();
+  // `filled`: they are to be filled with this worker's values.
+  Result<HostValues> host_values(bool filled);
   Status spread_values(const HostValues& values);
   // Fails also if the strategy's algorithm cannot run this job. `frozen_too`: includes frozen parameters,
   // whose state may move.
@@ -234,6 +383,88 @@ class Engine final : public SessionEvents {
   void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket,
                     size_t tensor, Done done);
 
+  // The optimizer's state where owners keep it, in another view (engine_owners.cc).
+  HeldRanges held_under(const Plan& plan) const;
+  void note_held();  // this worker has the state of the ranges that the plan gives it
+  void place_state(const std::shared_ptr<Call>& call, const std::vector<HeldRanges>& held,
+                   std::function<void()> then);
+  void agree_on_placement(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan,
+                          std::function<void()> then);
+
+  // Changes of the view (engine_view.cc).
+  Status view_changed() const;
+  Status callable();
+  void enter_view();
+  void enter_first_view(const transport::JoinReply& view, const Status& why);
+  std::string present_signature() const;
+  void report();
+  // Decides from the reports of all workers, alike on all of them.
+  Result<ViewDecision> decide(const std::vector<transport::ViewReport>& reports) const;
+  void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
+  void on_reports(const std::shared_ptr<Call>& call, const std::vector<std::vector<std::byte>>& encoded);
+  void copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,
+                       const std::vector<transport::ViewReport>& reports);
+  void report_samples(transport::ViewReport* mine) const;
+  Status deal_samples(const std::vector<transport::ViewReport>& reports, bool over);
+  void name_difference(const std::shared_ptr<Copying>& copying, std::shared_ptr<const Group> informed,
+                       const transport::ViewReport& report);
+  void give_state(const std::shared_ptr<Copying>& copying);
+  void copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
+                  const std::vector<transport::ViewReport>& reports);
+  void broadcast_state(const std::shared_ptr<Copying>& copying, std::shared_ptr<StateCopy> copy,
+                       std::function<void()> then);
+  void apply_copy(const std::shared_ptr<Copying>& copying, std::shared_ptr<StateCopy> copy,
+                  const transport::ViewReport& report);
+  void end_copied_step(const transport::ViewReport& report);
+  void end_copied_start(const transport::ViewReport& report);
+  void start_again(const std::vector<transport::ViewReport>& reports);
+  void resume(const std::vector<uint64_t>& calls);
+  void end_recovery();
+  bool has_host_calls() const;
+  void resume_step();
+
+  // The state of a worker that joins (engine_join.cc).
+  void learn();
+  bool is_on_host() const;
+  void ask_for_state(size_t source);
+  void on_state(size_t source, uint64_t asked_in, uint64_t ask, const Result<transport::Message>& answer);
+  void enter_when_learnt();
+  void enter_now();
+  void change_source(size_t source);
+  void on_source_left(int32_t rank);
+  // `of`: the report of a worker that has completed all steps.
+  void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
+                  transport::Time deadline, std::function<void()> then);
+  bool gives_state() const;  // to a worker of this view, which waits for it
+  void give_parts(Given* given, bool last, const transport::Responder& respond);
+  void answer_learners();                                              // a step has ended
+  void keep_learners(const std::vector<transport::MemberInfo>& next);  // the view changes
+  void drop_learners(const Status& why);
+  // Calls `then` only if the view is still the present one.
+  template <typename Then>
+  auto in_view(Then then) {
+    return [this, then = std::move(then), entered = view()](auto&&... arguments) {
+      if (!entering_ && entered == view() && failure_.ok())
+        then(std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+
+  // Failures.
+  Status no_memory(const std::string& what) const;
+  void end_waits(const Status& why);  // of calls, copies, objects and checkpoints
+  void fail_pending(const Status& cause);
+  void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);
+  void fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported);
+  void report_non_finite(const StepResult& result);
+
+  // The end of the session: the last step, the comparison of values, departures.
+  void limit_wait_for_last_step();
+  void ask_for_last_step();
+  void end_wait_for_last_step();
+  void answer_completed(const Status& status);
+  void compare_goodbyes();
+  void warn_of_departed(uint64_t call);
+
   transport::Loop& loop_;
   Model& model_;
   EngineOptions options_;
@@ -241,45 +472,64 @@ class Engine final : public SessionEvents {
   Mesh* mesh_ = nullptr;
   Objects objects_;
   device::Waiter waiter_;
+  device::StagedCopies copies_;
+  std::map<uint64_t, std::string> fetching_;  // name by call
   Step step_;
-  Status broken_, exhausted_;
+  std::array<Channel, kChannels> channels_;
+  std::shared_ptr<int> alive_ = std::make_shared<int>();
+
+  // Failures.
+  Status failure_;
+  Status exhausted_;      // exhausted()
   bool failing_ = false;  // fail() is running
   bool at_rest_ = false;  // the session has failed, and all operations have ended
   bool tell_peers_ = false;
   Status torn_;  // why no step can succeed any more: one failed half-way, or values differ
-  void await_verdict(const Status& error, int32_t peer, const Status& network_error);
-  std::function<void(const Status&)> on_broken_, on_failed_;
-  std::function<bool(int32_t, const Status&)> on_loss_;
-  std::shared_ptr<int> alive_ = std::make_shared<int>();
+  std::function<void(const Status&)> before_failure_, after_failure_;
+  std::function<bool(int32_t, const Status&, bool)> on_loss_;
+  std::function<transport::Time(transport::Time)> verdict_due_;
   StallWatch stalls_;
-  struct Pending {
-    MakeTask make;
-    Done done;
-    uint64_t operation;
-    transport::Time deadline;
-    std::string limit;
-  };
-  void fail_pending(const Status& cause);
-  void compare_goodbyes();
-  void warn_of_departed(uint64_t call);
-  Status no_memory(const std::string& what) const;
-  struct Channel {
-    uint64_t next_call = 1;
-    std::deque<Pending> pending;
-    size_t running = 0;
-  };
-  std::array<Channel, kChannels> channels_;
+  RefusalLog events_;  // what may repeat with every step
+
+  // Checkpoints.
+  CheckpointQueue checkpoints_;
+  ShardList* shards_ = nullptr;
+  Memory snapshot_;  // the copy of the last save
+  size_t snapshot_nbytes_ = 0;
+
+  // The start, and steps.
   bool started_ = false;
-  uint64_t next_step_ = 0, strategy_version_ = 0;
+  std::optional<Starting> starting_;  // a dsgd_start that has not ended
+  int32_t start_source_ = 0;          // the rank whose values all workers begin with
+  uint64_t next_step_ = 0;
+  uint64_t strategy_version_ = 0;      // changes of the strategy, and checkpoints loaded
+  std::optional<uint64_t> joined_at_;  // the first step of a worker that has joined the running job
   uint32_t total_replicas_ = 1;
+  StepResult last_result_;       // of the last step that succeeded
+  uint64_t last_step_call_ = 0;  // of the last step that succeeded
   bool last_step_failed_ = false;
-  uint64_t last_step_call_ = 0;         // of the last step that succeeded
-  bool compared_ = false;               // the last step has compared all values
-  std::vector<uint64_t> last_digests_;  // of this worker's values, as it closes
-  struct LastDigests {
-    uint64_t steps;  // made before
-    std::vector<uint64_t> digests;
-  };
+  bool compared_ = false;  // the last step has compared all values
+
+  // Changes of the view.
+  std::function<void(const transport::JoinReply&)> on_view_;
+  HeldRanges held_;  // of which this worker has the optimizer's state, where owners keep it and views change
+  std::optional<NextView> next_view_;  // to be entered when the step's commit, or a copy, has ended
+  Status view_cause_;                  // why the present view has come
+  uint64_t reported_view_ = 1;         // that the host knows
+  std::function<void()> enter_;        // of a learner that is in no view yet
+  std::function<transport::JoinReply()> present_view_;  // of a learner
+  std::shared_ptr<Learning> learning_;                  // of a learner whose replicas are on the host
+  // Streams of state to learners, by worker id and first element. Those to one worker do not overlap.
+  std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Given>> given_;
+  bool learner_ = false;     // in a view, but does not hold the state of the others yet
+  bool entering_ = false;    // enter_view() ends the operations of the earlier view
+  bool recovering_ = false;  // recovering()
+  bool applying_ = false;    // apply_copy() has begun, and its values are not in all replicas yet
+
+  // The end of the session.
+  std::optional<LastStep> last_step_;
+  std::vector<std::pair<uint64_t, transport::Responder>> completions_;  // asked for, by number of steps
+  std::vector<uint64_t> last_digests_;       // of this worker's values, as it closes
   std::map<int32_t, LastDigests> goodbyes_;  // of workers that have closed, by rank
   std::vector<int32_t> departed_;            // without which no step has gone on yet
   Status divergence_;

@@ -9,10 +9,10 @@
 
 #include "core/base/join.h"
 #include "core/base/text.h"
-#include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/config/config.h"
 #include "core/session/engine.h"
+#include "core/session/saved_parts.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -21,18 +21,23 @@ using transport::BulkHeader;
 
 namespace {
 
-constexpr size_t kBucketOfOneGpu = 64 << 20;  // bytes
+// Bytes of a bucket, where the user gives none. Each bucket that devices reduce costs the host about as much
+// time, whatever its size, so theirs are larger.
+constexpr size_t kBucket = 4 << 20, kBucketOfTeams = 32 << 20, kBucketOfOneGpu = 64 << 20;
 
-// A plan in one line; or why there is none.
-std::string describe(const Result<Plan>& plan, const StrategySpec& strategy) {
+}  // namespace
+
+std::string Engine::describe_plan(const Result<Plan>& plan, const StrategySpec& strategy) {
   return plan.ok() ? plan.value().describe()
                    : strategy.describe() + " cannot be used: " + plan.status().message().substr(0, 1000);
 }
 
-}  // namespace
+uint64_t Engine::digest_of(const std::string& signature) {
+  return XXH3_64bits(signature.data(), signature.size());
+}
 
 // One line for each setting that must be equal, so that the first unequal line names the setting to correct.
-std::string Engine::signature(const std::string& strategy) const {
+std::string Engine::signature(const std::string& strategy, bool with_rate) const {
   std::string text = "library " + options_.library_version + "\n";
   text += "fingerprint = " + options_.fingerprint + '\n';
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
@@ -42,15 +47,27 @@ std::string Engine::signature(const std::string& strategy) const {
             model_.settings[p].describe() + '\n';
   }
   text += "no further parameter\n";
-  text += "optimizer " + model_.optimizer->describe() + '\n';
+  text += "optimizer " +
+          (with_rate ? model_.optimizer->describe()
+                     : model_.optimizer->name() + ' ' + model_.optimizer->settings()) +
+          '\n';
   text += "strategy " + strategy + '\n';
   text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
-  text += "bucket_size = " + std::to_string(options_.bucket_bytes) + '\n';
+  text += "bucket_size = " +
+          (options_.bucket_bytes ? std::to_string(options_.bucket_bytes) : std::string("not set")) + '\n';
   text += "algorithm = " + options_.algorithm->name + '\n';
   text += std::string("internode = ") + (options_.internode_nccl ? "nccl" : "rpc") + '\n';
+  text += std::string("views change = ") + (options_.views_change ? "1" : "0") + '\n';
   text += "servers = " + std::to_string(options_.servers) + '\n';
   text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
+  text += std::string("early_update = ") + (options_.step.early_update ? "1" : "0") + '\n';
+  for (const auto& [name, dtype] : kWireTypes) {
+    if (options_.step.wire == dtype) text += std::string("wire = ") + name + '\n';
+  }
+  text += "checkpoint_interval = " + std::to_string(options_.checkpoint_interval) + '\n';
   text += "loss_scale = " + model_.loss_scale.text() + '\n';
+  text +=
+      std::string("nonfinite = ") + kNonFiniteActions[static_cast<size_t>(options_.step.nonfinite)] + '\n';
   text += std::string("absent = ") + (options_.step.absent_is_zero ? "zero" : "skip") + '\n';
   if (mesh_)
     text += "receive_memory gives chunks of " + std::to_string(mesh_->peers.chunk_bytes()) + " bytes\n";
@@ -58,24 +75,44 @@ std::string Engine::signature(const std::string& strategy) const {
 }
 
 void Engine::refuse(const std::string& name, const Status& why) {
-  if (!mesh_ || !torn_.ok() || !usable().ok()) return;
+  if (!mesh_ || !torn_.ok() || !failure_.ok()) return;
   Done end = [](const Status&) {};
   const std::shared_ptr<Call> call = begin_call(&end);
-  const Status told =
-      Status(Code::kMismatch, name + ": " + mesh_->members().name(rank()) + " rejected this call: " +
-                                  why.message() + "; correct it there and repeat the call on all workers")
-          .with_rank(rank(), mesh_->members().view().members[static_cast<size_t>(rank())].host)
-          .with_operation(name)
-          .with_parameter(why.parameter());
+  const Status told = Status(Code::kMismatch, name + ": " + mesh_->members().name(rank()) +
+                                                  " rejected this call: " + why.message() +
+                                                  "; correct it there and repeat the call on all workers")
+                          .with_rank(rank(), mesh_->members().host_of(rank()))
+                          .with_operation(name)
+                          .with_parameter(why.parameter());
   mesh_->operations.refuse(operation_number(call->number, 0), told);
   end(told);
 }
 
 void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& options) {
-  if (Status status = usable(); !status.ok()) return done(status);
-  const std::shared_ptr<Call> call = begin_call(&done, options);
+  if (!failure_.ok()) return done(failure_);
+  const uint64_t watch = stalls_.begin([this] { return wait_report(starting_ ? starting_->call : 0); });
+  starting_ = Starting{strategy, options, [this, watch, done = std::move(done)](const Status& status) {
+                         stalls_.end(watch);
+                         done(status);
+                       }};
+  if (enter_) return learn();
+  if (!recovering_) begin_start();
+}
+
+// Runs again in each view that begins before the start has ended.
+void Engine::begin_start() {
+  const StrategySpec strategy = starting_->strategy;
+  const uint64_t number = starting_->call = next_call();
+  ++channels_[0].next_call;
+  const auto call = std::make_shared<Call>(
+      Call{number, deadline(starting_->options), deadline_setting(starting_->options)});
+  const Done done = [this, number, entered = view()](const Status& status) {
+    if (entering_ || entered != view() || !starting_) return;
+    if (mesh_) mesh_->operations.end_call(number, status);
+    std::exchange(starting_, std::nullopt)->done(status);
+  };
   auto planned = plan_of(strategy);
-  const std::string mine = signature(describe(planned, strategy));
+  const std::string mine = signature(describe_plan(planned, strategy), true);
   // Reported after the exchange, since only this worker's plug-in may fail.
   const Status unusable = planned.status();
   if (!mesh_ && !unusable.ok()) return done(unusable);
@@ -84,14 +121,20 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
   const uint32_t own_gpus = static_cast<uint32_t>(gpus().size());
   const auto agreed = [this, call, plan, done](const std::vector<uint32_t>& gpus_of) {
     form_teams(call, plan->strategy, gpus_of, [this, call, plan, done](const Status& status) {
-      status.ok() ? give_values(call, plan, done) : done(status);
+      if (!status.ok()) return done(status);
+      if (!step_.reduces_by_teams(plan->strategy)) return give_values(call, plan, done);
+      auto of_teams = plan_of(plan->strategy);  // whose buckets are larger
+      if (of_teams.ok())
+        return give_values(call, std::make_shared<const Plan>(std::move(of_teams).value()), done);
+      fail(of_teams.status(), true);
+      done(of_teams.status());
     });
   };
   if (!mesh_) {
     total_replicas_ = replicas;
     return agreed({own_gpus});
   }
-  const transport::StartHeader header{XXH3_64bits(mine.data(), mine.size()), mine.size(), replicas, own_gpus};
+  const transport::StartHeader header{digest_of(mine), mine.size(), replicas, own_gpus};
   exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(header),
            "dsgd_start",
            [this, call, mine, unusable, agreed, done](const Status& status,
@@ -126,21 +169,12 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
-  schedule(
-      call,
-      [this, theirs](uint64_t operation, Done ended) {
-        BulkHeader header =
-            shape_of(operation, Kind::kStart, DType::kUint8, Algorithm::kChain, theirs->size());
-        header.root = 0;
-        auto task =
-            std::make_unique<Broadcast>(mesh_->operations, header, std::span<std::byte>(*theirs), ended);
-        task->rename("dsgd_start");
-        return task;
-      },
-      [this, call, mine, theirs, done](const Status& status) {
-        if (!status.ok()) return done(status);
-        const std::string difference = first_difference(text_of(*theirs), mine, rank());
-        exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
+  give_all(call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
+           [this, call, mine, theirs, done](const Status& status) {
+             if (!status.ok()) return done(status);
+             const std::string difference = first_difference(text_of(*theirs), mine, rank());
+             exchange(
+                 call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
                  "dsgd_start", [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
                    if (!status.ok()) return done(status);
                    // If all others differ from rank 0, it is the odd one.
@@ -167,54 +201,50 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
                    }
                    done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
                  });
-      });
+           });
 }
 
 void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
-  auto contexts = make_contexts(model_);
-  if (!contexts.ok()) return done(contexts.status());
-  step_.set_contexts(std::move(contexts).value());
-  auto made = host_values();  // those of rank 0 are on their way when this returns
+  if (!started_) {
+    auto contexts = make_contexts(model_);
+    if (!contexts.ok()) return done(contexts.status());
+    step_.set_contexts(std::move(contexts).value());
+  }
+  auto made = host_values(rank() == start_source_);  // the source's values are still being copied then
   if (!made.ok()) return done(made.status());
   const auto values = std::make_shared<const HostValues>(std::move(made).value());
   auto started = [this, plan, done](const Status& status) {
-    if (!status.ok()) return done(status);
+    if (!status.ok() || started_) return done(status);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     started_ = true;
+    note_held();
     log_->info("started: " + counted(model_.parameters.size(), "parameter") + " in " +
                counted(step_.plan().size(), "bucket") + ", strategy " + plan->strategy.describe() + ", " +
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };
   auto given = [this, call, values, started](const Status& status) {
-    Status spread = status.ok() ? spread_values(*values) : status;
-    if (!spread.ok()) return started(spread);
-    step_.when_reached(call->deadline, [values, started](const Status& reached) { started(reached); });
+    if (!status.ok() || started_) return started(status);  // it holds these values already
+    if (Status spread = spread_values(*values); !spread.ok()) return started(spread);
+    step_.when_reached(call->deadline,
+                       in_view([values, started](const Status& reached) { started(reached); }));
   };
-  step_.when_reached(call->deadline, [this, call, values, given](const Status& status) {
-    if (!status.ok()) return given(status);
-    const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, given);
-    for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
-      const Parameter& parameter = *model_.parameters[p];
-      const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
-      schedule(
-          call,
-          [this, data, &parameter](uint64_t operation, Done ended) {
-            BulkHeader header =
-                shape_of(operation, Kind::kStart, parameter.dtype, Algorithm::kChain, parameter.count);
-            header.root = 0;
-            auto task = std::make_unique<Broadcast>(mesh_->operations, header, data, ended);
-            task->rename("dsgd_start");
-            return task;
-          },
-          one_given);
-    }
-    one_given({});
-  });
+  step_.when_reached(
+      call->deadline, in_view([this, call, values, given](const Status& status) {
+        if (!status.ok()) return given(status);
+        const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, given);
+        for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
+          const Parameter& parameter = *model_.parameters[p];
+          const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
+          give_all(call, Kind::kStart, parameter.dtype, data, start_source_, "dsgd_start", one_given);
+        }
+        one_given({});
+      }));
 }
 
-Result<Engine::HostValues> Engine::host_values() {
-  const bool only_host = step_.contexts().back().is_host();
+Result<Engine::HostValues> Engine::host_values(bool filled) {
+  // A worker that has started holds the values already, and the host may be reading them.
+  const bool in_place = step_.contexts().back().is_host() && (filled || !started_);
   device::Device& staging = *step_.contexts().back().device;
   const Replica& first = *model_.replicas[0];
   for (DeviceContext& context : step_.contexts()) {
@@ -224,14 +254,14 @@ Result<Engine::HostValues> Engine::host_values() {
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     std::byte* value = model_.bindings[0][p].value;
     const size_t nbytes = model_.parameters[p]->nbytes();
-    if (only_host) {
+    if (in_place) {
       values.push_back({std::shared_ptr<void>(), value});  // the host's own
       continue;
     }
     auto made = staging.allocate_staging(nbytes);
     if (!made.ok()) return made.status();
     values.push_back(std::move(made).value());
-    if (rank() != 0 || nbytes == 0) continue;
+    if (!filled || nbytes == 0) continue;
     for (DeviceContext& context : step_.contexts()) {
       if (context.device != first.device) continue;
       Status status = context.queue->copy(values.back().get(), value, nbytes);
@@ -245,6 +275,7 @@ Status Engine::spread_values(const HostValues& values) {
   for (DeviceContext& context : step_.contexts()) {
     for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model_.parameters.size(); ++p) {
+        if (!values[p]) continue;
         Status status =
             context.queue->copy(model_.bindings[r][p].value, values[p].get(), model_.parameters[p]->nbytes());
         if (!status.ok()) return status;
@@ -255,6 +286,31 @@ Status Engine::spread_values(const HostValues& values) {
 }
 
 Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) const {
+  const bool needs_copies = model_.has_state() || !strategy.traits().takes_copies;
+  if (options_.views_change && strategy.traits().owner_updates() && strategy.copies < 2 && needs_copies) {
+    return Status(
+               Code::kUnsupported,
+               "strategy '" + strategy.name() +
+                   "' keeps one copy of the optimizer's state, so the job could not go on in another "
+                   "view (min_workers or max_workers differs from num_workers, or rejoin_timeout is set); " +
+                   (strategy.traits().takes_copies ? "set copies=2 or more, use " : "use ") +
+                   "allreduce or simple, or leave all three unset")
+        .with_parameter("min_workers");
+  }
+  if (options_.servers > 0 && strategy.copies > options_.servers) {
+    return Status(Code::kInvalidArgument,
+                  "strategy '" + strategy.describe() + "' needs " + std::to_string(strategy.copies) +
+                      " servers, and the key servers is " + std::to_string(options_.servers) +
+                      "; raise servers or lower copies")
+        .with_parameter("copies");
+  }
+  if (options_.views_change && model_.optimizer->is_none()) {
+    return Status(Code::kUnsupported,
+                  "optimizer 'none' leaves the update to the host, so a worker could not copy it in another "
+                  "view (min_workers or max_workers differs from num_workers, or rejoin_timeout is set); use "
+                  "another optimizer, or leave all three unset")
+        .with_parameter("min_workers");
+  }
   if (started_ && strategy.traits().takes_algorithm && strategy.algorithm->nccl == NcclUse::kRequired &&
       !step_.has_teams()) {
     return Status(Code::kUnsupported,
@@ -273,11 +329,27 @@ Result<Plan> Engine::plan_of(const StrategySpec& strategy, bool frozen_too) cons
   const bool on_one_gpu = std::all_of(replicas.begin(), replicas.end(), [&](const auto& replica) {
     return !replica->device->is_host() && replica->device == replicas.front()->device;
   });
-  // Nothing is sent, and the cost of a step on the host grows with the number of buckets.
-  if (!mesh_ && on_one_gpu) options.bucket_bytes = std::max(options.bucket_bytes, kBucketOfOneGpu);
+  if (options.bucket_bytes == 0) {
+    options.bucket_bytes = step_.reduces_by_teams(strategy) ? kBucketOfTeams
+                           : !mesh_ && on_one_gpu           ? kBucketOfOneGpu
+                                                            : kBucket;
+  }
   if (options_.step.reproducible) options.trailer = kExactTrailer;
+  if (mesh_) {
+    for (const auto& member : mesh_->members().view().members) options.numbers.push_back(member.number);
+  }
   auto plan = make_plan(planned, strategy, options);
-  if (!plan.ok() || size() == 1 || !strategy.algorithm->schedules) return plan;
+  if (plan.ok() && options_.views_change && strategy.traits().owner_updates()) {
+    const size_t ranges = key_ranges(plan.value()).size();
+    if (ranges > transport::kMostHeldRanges) {
+      return Status(Code::kLimit, "strategy '" + strategy.name() + "' cuts this model into " +
+                                      std::to_string(ranges) + " key ranges; at most " +
+                                      std::to_string(transport::kMostHeldRanges) +
+                                      " are possible in a job that goes on in another view; use a larger "
+                                      "bucket_size (up to 256K), or allreduce");
+    }
+  }
+  if (!plan.ok() || size() == 1 || !strategy.algorithm->registered()) return plan;
   for (Bucket& bucket : plan.value().buckets) {  // compute now, so that the first step does not
     auto schedule = strategy.algorithm->schedules->schedule(rank(), size(), bucket.elements);
     if (!schedule.ok()) return schedule.status();
@@ -312,7 +384,9 @@ Status Engine::replan() {
                         std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.count) +
                         " of parameter '" + model_.parameters[piece.parameter]->name + "' to rank " +
                         std::to_string(piece.owner) + ", and gave them to rank " +
-                        std::to_string(before->second) + " before; a plug-in always gives the same answer");
+                        std::to_string(before->second) +
+                        " before; the function `owner` of a plug-in must return the same rank for the same "
+                        "arguments");
     }
   }
   return apply_plan(std::move(plan).value());
@@ -320,10 +394,10 @@ Status Engine::replan() {
 
 void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (!torn_.ok()) return done(torn_);
-  if (Status status = usable(); !status.ok()) return done(status);
+  if (Status status = callable(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
-  const std::string mine = describe(planned, strategy);
+  const std::string mine = describe_plan(planned, strategy);
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!mesh_) return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
@@ -348,11 +422,20 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOpt
            });
 }
 
-void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done) {
+// A change of the view waits until the new plan holds.
+void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
   ++strategy_version_;
+  drop_learners(Status(Code::kState, "the strategy has changed"));
+  applying_ = true;
+  const Done done = [this, replaced = std::move(replaced)](const Status& status) {
+    applying_ = false;
+    replaced(status);
+    if (failure_.ok()) enter_view();  // one that has come meanwhile
+  };
   step_.optimizer_state().copy_state(false, deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
+    note_held();
     step_.optimizer_state().copy_state(true, deadline, [this, plan, done](const Status& spread) {
       if (spread.ok())
         log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) +

@@ -79,19 +79,23 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
   const bool demanded = algorithm->nccl == NcclUse::kRequired;
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
-  if (demanded && all_gpus == 0) {
-    return done(Status(Code::kInvalidArgument,
-                       "algorithm = nccl reduces gradients of GPUs, but no worker has a replica on a GPU; "
-                       "use auto")
-                    .with_parameter("algorithm"));
-  }
-  if (demanded && options_.step.reproducible) {
-    return done(Status(Code::kUnsupported,
-                       "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; "
-                       "use auto")
-                    .with_parameter("algorithm"));
-  }
-  if (algorithm->nccl == NcclUse::kNever || options_.step.reproducible || all_gpus < 2) return done({});
+  const auto refuse = [&done](Code code, const std::string& why) {
+    done(Status(code, "algorithm = nccl " + why).with_parameter("algorithm"));
+  };
+  if (demanded && all_gpus == 0)
+    return refuse(Code::kInvalidArgument,
+                  "reduces gradients of GPUs, but no worker has a replica on a GPU; use auto");
+  if (demanded && options_.step.reproducible)
+    return refuse(Code::kUnsupported,
+                  "cannot be used with reproducible = 1, which reduces on the CPU; use auto");
+  if (demanded && options_.views_change)
+    return refuse(
+        Code::kUnsupported,
+        "cannot be used where min_workers or max_workers differs from num_workers, or rejoin_timeout is set: "
+        "NCCL does not go on in another view; use auto, or leave all three unset");
+  if (algorithm->nccl == NcclUse::kNever || options_.step.reproducible || options_.views_change ||
+      all_gpus < 2)
+    return done({});
 
   std::vector<std::byte> mine;
   if (gpus_of[static_cast<size_t>(rank())] > 0) {
@@ -103,27 +107,27 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
     for (const auto& gpu : gpus()) own.devices.push_back(std::to_array(gpu->identity().bytes));
     mine = transport::encode(own);
   }
-  const auto heard = [this, call, gpus_of, demanded, done](const Status& status,
-                                                           const std::vector<std::vector<std::byte>>& all) {
+  const auto gathered = [this, call, gpus_of, demanded, done](
+                            const Status& status, const std::vector<std::vector<std::byte>>& all) {
     if (!status.ok()) return done(status);
     auto teams = compute_teams(all, gpus_of, demanded);
     if (!teams.ok() || !teams.value().any()) return done(teams.status());
     join_team(call, std::move(teams).value(), done);
   };
-  if (!mesh_) return heard({}, {mine});
+  if (!mesh_) return gathered({}, {mine});
   exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine),
-           "dsgd_start", heard);
+           "dsgd_start", gathered);
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
-Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& said,
+Result<Teams> Engine::compute_teams(const std::vector<std::vector<std::byte>>& encoded,
                                     const std::vector<uint32_t>& gpus_of, bool demanded) {
-  std::vector<WorkerGpus> workers(said.size());
+  std::vector<WorkerGpus> workers(encoded.size());
   std::map<std::string, std::vector<int32_t>> candidates;
-  for (size_t r = 0; r < said.size(); ++r) {
+  for (size_t r = 0; r < encoded.size(); ++r) {
     if (gpus_of[r] == 0) continue;
     const int32_t rank = static_cast<int32_t>(r);
-    auto gpus = transport::decode_worker_gpus(said[r]);
+    auto gpus = transport::decode_worker_gpus(encoded[r]);
     if (!gpus.ok()) return other_version(rank, gpus.status());
     if (gpus->devices.size() != gpus_of[r]) {
       return other_version(

@@ -1,15 +1,27 @@
 // Describes what a call of this worker waits for, for stall warnings and for waits that time out.
 
+#include <algorithm>
 #include <string>
 
+#include "core/base/text.h"
 #include "core/session/engine.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 
-Status Engine::waiting(uint64_t call) const {
+WaitReport Engine::wait_report(uint64_t call) const {
   const bool is_step = step_.running() && step_.call() == call;
   const UnmarkedGradients unmarked = is_step ? step_.unmarked() : UnmarkedGradients();
-  const Operations::Missing peers = mesh_ ? mesh_->operations.waiting(call) : Operations::Missing();
+  const Operations::WaitedPeers peers =
+      mesh_ ? mesh_->operations.waited_peers(call) : Operations::WaitedPeers();
+  if (const auto fetched = fetching_.find(call); fetched != fetching_.end()) {
+    return {Status(Code::kWaitTimeout,
+                   "this worker has not copied its buffer from its GPU yet: other work in `stream`, or an "
+                   "earlier collective, may not have ended")
+                .with_rank(rank(), mesh_ ? mesh_->members().host_of(rank()) : std::string())
+                .with_operation(fetched->second),
+            {}};
+  }
   if (unmarked.empty() && peers.ranks.empty()) return {};
   std::string text;
   if (!unmarked.empty()) text = unmarked.text + UnmarkedGradients::kRemedy;
@@ -27,11 +39,34 @@ Status Engine::waiting(uint64_t call) const {
     }
   }
   const int32_t first = unmarked.empty() ? peers.ranks.front() : rank();
-  return Status(Code::kWaitTimeout, text)
-      .with_rank(first,
-                 mesh_ ? mesh_->members().view().members[static_cast<size_t>(first)].host : std::string())
-      .with_operation(is_step ? step_.name() : peers.name)
-      .with_parameter(unmarked.parameter);
+  return {Status(Code::kWaitTimeout, text)
+              .with_rank(first, mesh_ ? mesh_->members().host_of(first) : std::string())
+              .with_operation(is_step ? step_.name() : peers.name)
+              .with_parameter(unmarked.parameter),
+          peers.ranks};
+}
+
+transport::Progress Engine::progress() const {
+  using Activity = transport::Progress::Activity;
+  transport::Progress progress;
+  progress.present_view = view();
+  progress.steps = next_step_;
+  stalls_.each([&](uint64_t ticket, transport::Duration open, const WaitReport& report) {
+    // With its own rank and no others, it waits for this worker's host or GPU.
+    const bool for_itself = report.ranks.empty() && report.text.rank() == rank();
+    const Activity activity = !report.known() ? Activity::kBusy
+                              : for_itself    ? Activity::kComputes
+                                              : Activity::kWaits;
+    if (progress.call != 0 && activity <= progress.activity) return;
+    progress.activity = activity;
+    progress.call = ticket;
+    progress.open = open;
+    progress.operation = cut(report.text.operation(), transport::kMaxWaitBytes);
+    progress.waiting = cut(report.text.message(), transport::kMaxWaitBytes);
+    progress.waits_for = report.ranks;
+    progress.waits_for.resize(std::min(report.ranks.size(), transport::kMaxWaitedRanks));
+  });
+  return progress;
 }
 
 }  // namespace dsgd

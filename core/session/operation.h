@@ -26,12 +26,27 @@ struct CallOptions {
   transport::Duration timeout = {};  // 0: step_timeout
   uint32_t channel = 0;              // see core/mesh/channels.h
   void* user_data = nullptr;         // the host's; Operation::user_data gives it back
+  void* stream = nullptr;            // of a collective with buffers on a device; numbered as in DLPack
+  // Copies the input of a collective to host memory, in the order of its channel, and then calls the
+  // argument. Null: the input is in host memory. Set by the session.
+  std::function<void(std::function<void(const Status&)>)> fetch = {};
 
-  // The setting that the operation's deadline comes from.
-  std::string limit() const {
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-    return ms > 0 ? "timeout = " + std::to_string(ms) + " ms" : "step_timeout";
+  transport::Duration timeout_or(transport::Duration other) const {
+    return timeout.count() > 0 ? timeout : other;
   }
+  // The setting that the operation's deadline comes from: "timeout = 500 ms", or `other`.
+  std::string limit_or(const std::string& other) const {
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    return timeout.count() > 0 ? "timeout = " + std::to_string(ms) + " ms" : other;
+  }
+};
+
+// One call of the user, which may take several operations of the mesh; see core/mesh/channels.h.
+struct EngineCall {
+  uint64_t number;
+  transport::Time deadline;
+  std::string limit;  // the setting that the deadline comes from
+  uint64_t next = 0;
 };
 
 class Operation {
@@ -39,8 +54,11 @@ class Operation {
   Operation(uint64_t id, std::string name, bool is_step, void* user_data = nullptr)
       : id_(id), name_(std::move(name)), is_step_(is_step), user_data_(user_data) {}
   uint64_t id() const { return id_; }
-  const std::string& name() const { return name_; }  // "step 17", "all-reduce 3"
+  const std::string& name() const { return name_; }  // "step 17", "all-reduce", "dsgd_object_get"
   bool is_step() const { return is_step_; }
+  // A dsgd_object_get, which alone can be aborted without its session. Set before the operation begins.
+  bool is_object_get() const { return is_object_get_; }
+  void set_object_get() { is_object_get_ = true; }
   void* user_data() const { return user_data_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
@@ -65,7 +83,7 @@ class Operation {
   void set_waiting(std::function<Status()> waiting) { waiting_ = std::move(waiting); }
   StepResult& mutable_step_result() { return step_result_; }
   void set_object(SharedObject object) { object_ = std::move(object); }
-  // Ticket of a waiting dsgd_object_get, which alone can be aborted without its session; else 0.
+  // Ticket of a waiting dsgd_object_get; else 0.
   uint64_t ticket() const { return ticket_; }
   void set_ticket(uint64_t ticket) { ticket_ = ticket; }
   const std::atomic<bool>& done_flag() const { return done_; }
@@ -74,6 +92,7 @@ class Operation {
   const uint64_t id_;
   const std::string name_;
   const bool is_step_;
+  bool is_object_get_ = false;
   void* const user_data_;
   Status status_;
   StepResult step_result_;

@@ -1,5 +1,8 @@
 #include "core/session/session.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -20,6 +23,7 @@ constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
 constexpr transport::Duration kLookAgain =
     std::chrono::milliseconds(200);  // whether the head's address is free
 constexpr transport::Duration kDrained = std::chrono::milliseconds(100);  // whether the process is exiting
+constexpr transport::Duration kIdlePoll = std::chrono::milliseconds(1);   // whether operations have ended
 
 Status closed_status() {
   return Status(Code::kClosed, "the session is closed; open a new one with dsgd_init");
@@ -43,35 +47,33 @@ Result<std::shared_ptr<Session>> Session::open(const Config& config,
 Result<std::shared_ptr<Session>> Session::make(const Config& config,
                                                std::unique_ptr<transport::Environment> environment,
                                                std::shared_ptr<Log> log, const Registered& registered) {
-  Status status = config.validate();
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(config.validate());
   for (const std::string& warning : config.warnings()) log->warning(warning);
   Config found = config;
-  status = find_devices(found, registered, *log);
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(find_devices(found, registered, *log));
   auto session = std::shared_ptr<Session>(new Session());
   session->impl_ = std::make_unique<Impl>(found, std::move(environment), std::move(log), registered);
   Impl& impl = *session->impl_;
   impl.devices_found = config.text("devices") == "auto";
   auto algorithm = impl.strategies.algorithm(config.text("algorithm"));
   if (!algorithm.ok()) return algorithm.status();
-  auto strategy = impl.strategies.parse(config.text("strategy"), "", config.text("algorithm"));
+  auto strategy = impl.find_strategy(config.text("strategy"), "");
   if (!strategy.ok()) return strategy.status();
   impl.strategy = strategy.value();
-  auto optimizer = Optimizer::make("sgd", "");
-  if (!optimizer.ok()) return optimizer.status();
-  impl.model.optimizer = std::move(optimizer).value();
+  DSGD_RETURN_IF_ERROR(Optimizer::make("sgd", "").into(&impl.model.optimizer));
   impl.model.loss_scale.configure(config.text("loss_scale"));
   if (auto notifier = impl.environment->new_notifier(); notifier.ok())
     impl.notifier = std::move(notifier).value();
 
   impl.worker =
       std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
-  status = impl.worker->setup();
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl.worker->setup());
   impl.opened = true;
-  impl.worker->on_exhausted([&impl](const Status& why) { impl.end_lost(why); });
-  impl.engine().on_failed([&impl](const Status& why) {
+  // Without files, calls on checkpoints fail.
+  auto files = impl.environment->new_files();
+  impl.engine().use_files(files.ok() ? std::move(files).value() : nullptr, &impl.shards);
+  impl.worker->on_exhausted([&impl](const Status& why) { impl.end_left_open(why); });
+  impl.engine().before_failure([&impl](const Status& why) {
     std::lock_guard lock(impl.failure_mutex);
     impl.failure = why;
   });
@@ -98,20 +100,17 @@ Session::~Session() {
 
 Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& options) {
   Impl& impl = *impl_;
-  auto call = std::make_shared<Impl::Call>(impl, Impl::Call::kWait);
+  auto call = std::make_shared<Impl::Call>(impl, Impl::Call::kAlways);
   if (!call->status().ok()) return call->status();
-  const bool own_limit = options.timeout.count() > 0;
   const transport::Time deadline =
-      impl.loop().now() + (own_limit ? options.timeout : impl.config.duration("init_timeout"));
-  const std::string limit =
-      own_limit ? options.limit() : "init_timeout = " + impl.config.text("init_timeout");
-  const auto operation =
-      std::make_shared<Operation>(impl.next_id.fetch_add(1), "dsgd_init", false, options.user_data);
+      impl.loop().now() + options.timeout_or(impl.config.duration("init_timeout"));
+  const std::string limit = options.limit_or("init_timeout = " + impl.config.text("init_timeout"));
+  const auto operation = impl.new_operation("dsgd_init", options);
   impl.join_operation = operation;
   impl.environment->limit_resolving(deadline);
   if (mode == Mode::kWait) {
     impl.join(deadline, limit);
-    // The process exits, and nobody drives the loop any more.
+    // The process exits, and no thread drives the loop any more.
     if (!operation->done()) operation->end(alive());
     return operation;
   }
@@ -138,16 +137,8 @@ void Session::Impl::join(transport::Time deadline, const std::string& limit) {
 void Session::Impl::end_join(const Status& status) {
   if (membership != Membership::kJoining) return;
   if (status.ok()) {
-    const transport::JoinReply& members = worker->view();
-    rank = members.rank;
-    size = static_cast<int32_t>(members.members.size());
-    view = static_cast<int64_t>(members.view);
-    local_rank = local_size = 0;
-    for (const transport::MemberInfo& member : members.members) {
-      if (member.machine != members.members[rank].machine) continue;
-      if (member.rank < rank) ++local_rank;
-      ++local_size;
-    }
+    enter_view();
+    worker->on_view([this] { enter_view(); });
   } else {
     std::lock_guard lock(failure_mutex);
     failure = status;
@@ -160,6 +151,25 @@ void Session::Impl::end_join(const Status& status) {
   if (!operation) return;  // joining had not begun
   end_async(operation, status);
   operation->end(status);  // where the caller is blocked
+}
+
+void Session::Impl::enter_view() {
+  const transport::JoinReply& present = worker->view();
+  const std::string& machine = present.members[static_cast<size_t>(present.rank)].machine;
+  int32_t before = 0, local = 0;
+  for (const transport::MemberInfo& member : present.members) {
+    if (member.machine != machine) continue;
+    if (member.rank < present.rank) ++before;
+    ++local;
+  }
+  rank = present.rank;
+  size = static_cast<int32_t>(present.members.size());
+  local_rank = before, local_size = local;
+  Roster roster{present.view, present.learner, static_cast<uint32_t>(present.rank), {}};
+  for (const transport::MemberInfo& member : present.members)
+    roster.workers.push_back(XXH3_64bits(member.worker_id.data(), member.worker_id.size()));
+  shards.enter(std::move(roster));
+  view = static_cast<int64_t>(present.view);
 }
 
 Status Session::Impl::joined() {
@@ -179,7 +189,7 @@ Status Session::joined() const { return impl_->joined(); }
 
 Status Session::Impl::attempt_join(transport::Time deadline, const std::string& limit) {
   const auto in_words = [&](const Status& status) {
-    return status.code() == Code::kTimeout ? late_join(limit, status.message()) : status;
+    return status.code() == Code::kTimeout ? join_timeout_error(limit, status.message()) : status;
   };
   if (const Status status = worker->prepare(); !status.ok()) return in_words(status);
   for (;;) {
@@ -198,16 +208,16 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
         },
         joined->done_flag(), deadline + kSlack);
     if (!joined->done())
-      return block([&](const auto& done) { done(late_join(limit, worker->join_progress())); });
+      return block([&](const auto& done) { done(join_timeout_error(limit, worker->join_progress())); });
     // The head's address has been released, by an earlier job's head for example; a waiting worker may take
     // it.
     if (joined->status().code() != Code::kUnreachable || !worker->may_host() || loop().now() >= deadline)
       return joined->status();
-    if (const Status status = worker->setup_again(); !status.ok()) return in_words(status);
+    if (const Status status = worker->retry_embed_head(); !status.ok()) return in_words(status);
   }
 }
 
-Status Session::Impl::late_join(const std::string& limit, const std::string& progress) {
+Status Session::Impl::join_timeout_error(const std::string& limit, const std::string& progress) {
   return Status(Code::kTimeout, "joining the job at " + config.text("head") + " did not end within " + limit +
                                     (progress.empty() ? "" : ": " + progress));
 }
@@ -225,11 +235,11 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
                "returned");
     return;
   }
-  if (use == kWait ? impl_.ended : impl_.closing) {
+  if (use == kAlways ? impl_.ended : impl_.closing) {
     status_ = closed_status();
     return;
   }
-  if (use != kWait && impl_.membership != Membership::kJoined) {
+  if (use != kAlways && impl_.membership != Membership::kJoined) {
     status_ = impl_.joined();
     return;
   }
@@ -261,6 +271,10 @@ Status Session::close(std::chrono::milliseconds timeout) {
     impl.closing = true;
     const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
     impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
+    if (impl.opened) {
+      impl.loop().post(
+          [&impl] { impl.engine().hasten_last_step(std::max(impl.close_until.load(), impl.loop().now())); });
+    }
   }
   std::lock_guard closing(impl.close_mutex);
   if (impl.closed) return impl.diverged;
@@ -289,59 +303,76 @@ Status Session::close(std::chrono::milliseconds timeout) {
   return impl.diverged;
 }
 
-void Session::Impl::leave(transport::Time deadline, bool compare) {
+void Session::Impl::leave(transport::Time deadline, bool may_wait) {
   transport::run_and_wait(loop(), [this] { end_join(closed_status()); });
   if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
-    leave_loop(left);
+    leave_job(left);
     loop().wait(*left, until);
     return;
   }
-  // First wait for operations in flight, until the deadline, which another close() may bring forward. Then
-  // wait for messages of ended operations to peers that are still being dialled, for a second whatever the
-  // deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
-  // for one lease together. After a failure of the session no peer needs a message: the head tells them all.
-  auto idle = std::make_shared<std::atomic<bool>>(false);
-  // When the last operation ended.
-  auto since = std::make_shared<std::atomic<transport::Time>>(transport::kNever);
-  auto look = std::make_shared<std::function<void()>>();
-  *look = [this, idle, since, weak = std::weak_ptr(look)] {
-    if (*idle) return;
-    const transport::Time now = loop().now();
-    if (engine().idle()) *since = std::min(since->load(), now);
-    const transport::Time ended = since->load();
-    const bool may_leave = ended != transport::kNever &&
-                           (engine().sent() || !engine().broken().ok() || now - ended >= worker->lease());
-    const transport::Time until =
-        ended == transport::kNever ? close_until.load() : std::max(close_until.load(), ended + kLeaving);
-    if (may_leave || now >= until) {
-      *idle = true;
-    } else if (auto again = weak.lock()) {
-      loop().schedule(loop().now() + std::chrono::milliseconds(1), [again] { (*again)(); });
-    }
-  };
-  const transport::Time latest =
-      deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
-  loop().run([look] { (*look)(); }, *idle, latest);
-  // Then leave. The head answers at once; if this worker hosts it, when the others know or have left, too.
+  wait_until_idle(deadline);
+  transport::Time idle_from = std::min(idle_since.load(), loop().now());
+  if (may_wait) {
+    const transport::Time begun = loop().now();
+    await_last_step(std::max(deadline, begun + kLeaving));
+    idle_from += loop().now() - begun;  // this wait must not shorten the time for leaving
+  }
+  // The head answers at once. A head in this worker answers when the others know that this worker leaves.
   const transport::Time now = loop().now();
   transport::Time leave_until =
-      std::min(std::max(deadline, now + kLeaving),
-               std::min(since->load(), now) + Member::host_patience(worker->lease()));
+      std::min(std::max(deadline, now + kLeaving), idle_from + Member::host_patience(worker->lease()));
   // After a failure the workers have nothing to agree on; only a head in this process must still tell the
   // others.
   if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
   auto left = std::make_shared<std::atomic<bool>>(false);
-  *idle = true;
-  if (compare) {
+  if (may_wait) {
     // A pass over values in host memory takes its time; half of the limit stays for leaving.
     const transport::Duration half = (leave_until - now) / 2;
     compare_last_values(now + half);
     leave_until = std::max(leave_until, loop().now() + half);
   }
-  leave_loop(left);
+  leave_job(left);
   loop().wait(*left, leave_until);
+  // A GPU may still copy pieces of collectives that have failed.
+  auto copied = std::make_shared<std::atomic<bool>>(false);
+  loop().run([this, copied] { engine().copies().when_idle([copied] { *copied = true; }); }, *copied,
+             loop().now() + worker->lease() + kSlack);
+}
+
+// First waits for operations in flight, until the deadline, which another close() may bring forward. Then
+// waits for messages of ended operations to peers that are still being dialled, for a second whatever the
+// deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
+// for one lease together. After a failure of the session no peer needs a message: the head tells them all.
+void Session::Impl::wait_until_idle(transport::Time deadline) {
+  const transport::Time latest =
+      deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
+  loop().run([this] { poll_idle(); }, idle, latest);
+  idle = true;  // stops the polling
+}
+
+void Session::Impl::poll_idle() {
+  if (idle) return;
+  const transport::Time now = loop().now();
+  if (engine().idle()) idle_since = std::min(idle_since.load(), now);
+  const transport::Time since = idle_since;
+  const bool has_ended = since != transport::kNever;
+  const bool may_leave =
+      has_ended && (engine().all_sent() || !engine().failure().ok() || now - since >= worker->lease());
+  const transport::Time until =
+      has_ended ? std::max(close_until.load(), since + kLeaving) : close_until.load();
+  if (may_leave || now >= until) {
+    idle = true;
+  } else {
+    loop().schedule(now + kIdlePoll, [this] { poll_idle(); });
+  }
+}
+
+void Session::Impl::await_last_step(transport::Time until) {
+  auto done = std::make_shared<std::atomic<bool>>(false);
+  loop().run([this, until, done] { engine().await_last_step(until, [done] { *done = true; }); }, *done,
+             until == transport::kNever ? until : until + kSlack);
 }
 
 void Session::Impl::compare_last_values(transport::Time until) {
@@ -356,15 +387,15 @@ bool Session::Impl::has_failed() {
   return !failure.ok();
 }
 
-void Session::Impl::leave_loop(const std::shared_ptr<std::atomic<bool>>& left) {
+void Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left) {
   transport::run_and_wait(loop(), [&] {
-    const Status cause = engine().broken();  // before leave() closes the engine
+    const Status cause = engine().failure();  // before leave() closes the engine
     worker->leave(cause, [left] { *left = true; });
   });
 }
 
 Status Session::abort(const std::string& reason) {
-  Impl::Call call(*impl_, Impl::Call::kWait);
+  Impl::Call call(*impl_, Impl::Call::kAlways);
   if (!call.status().ok()) return call.status();
   const bool joined = impl_->membership == Impl::Membership::kJoined;
   const std::string host = impl_->environment->host_name();
@@ -373,7 +404,7 @@ Status Session::abort(const std::string& reason) {
       host + ", pid " + std::to_string(impl_->environment->process_id()) + ")";
   const Status cause =
       Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
-          .with_rank(joined ? impl_->rank : -1, host);
+          .with_rank(joined ? rank() : -1, host);
   impl_->loop().post([impl = impl_.get(), cause] {
     if (impl->membership == Impl::Membership::kJoined) return impl->engine().fail(cause, true);
     impl->end_join(cause);
@@ -384,8 +415,8 @@ Status Session::abort(const std::string& reason) {
 
 Status Session::abort(const std::shared_ptr<Operation>& operation, const std::string& reason) {
   if (operation->done()) return {};
-  if (operation->name() != "dsgd_object_get") return abort(reason);
-  Impl::Call call(*impl_, Impl::Call::kWait);
+  if (!operation->is_object_get()) return abort(reason);
+  Impl::Call call(*impl_, Impl::Call::kAlways);
   if (!call.status().ok()) return call.status();
   const Status cause(Code::kAborted,
                      "the operation was aborted: " + (reason.empty() ? "no reason given" : reason));
@@ -424,19 +455,11 @@ SessionInfo Session::info() const {
 // ---- waiting and the queue
 
 void Session::Impl::post_async(const std::shared_ptr<Operation>& operation, transport::Task task) {
-  {
-    std::lock_guard lock(queue_mutex);
-    launched.push_back(operation);
-    if (launched.size() == 1) loop().set_busy(true);
-  }
-  try {
-    loop().post(std::move(task));
-  } catch (const std::bad_alloc&) {
-    std::lock_guard lock(queue_mutex);
-    launched.remove(operation);
-    if (launched.empty()) loop().set_busy(false);
-    throw;
-  }
+  std::list<std::shared_ptr<Operation>> one{operation};
+  std::lock_guard lock(queue_mutex);  // the loop ends the operation when it is listed
+  loop().post(std::move(task));       // may throw; then it is not listed
+  launched.splice(launched.end(), one);
+  if (launched.size() == 1) loop().set_busy(true);
 }
 
 void Session::Impl::end_async(const std::shared_ptr<Operation>& operation, const Status& status) {
@@ -453,10 +476,10 @@ void Session::Impl::end_launched(std::list<std::shared_ptr<Operation>>::iterator
   for (std::atomic<bool>* waiter : queue_waiters) *waiter = true;
 }
 
-void Session::Impl::end_lost(const Status& why) {
+void Session::Impl::end_left_open(const Status& why) {
   {
     std::lock_guard lock(queue_mutex);
-    for (const auto& operation : waited) operation->end(why);
+    for (const auto& operation : blocked) operation->end(why);
     while (!launched.empty()) end_launched(launched.begin(), why);
   }
   std::lock_guard lock(step_mutex);
@@ -472,7 +495,7 @@ void Session::Impl::wake_queue() {
 
 Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   if (operation.done()) return operation.status();
-  Impl::Call call(*impl_, Impl::Call::kWait);
+  Impl::Call call(*impl_, Impl::Call::kAlways);
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
@@ -500,7 +523,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
 
 Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
                                                                     std::chrono::milliseconds timeout) {
-  Impl::Call call(*impl_, Impl::Call::kWait);
+  Impl::Call call(*impl_, Impl::Call::kAlways);
   if (Status status = alive(); !status.ok()) return status;
   const bool usable = call.status().ok();
   const transport::Time deadline =

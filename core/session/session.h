@@ -13,6 +13,7 @@
 #include "core/base/dtype.h"
 #include "core/base/log.h"
 #include "core/config/config.h"
+#include "core/data/shard_list.h"
 #include "core/model/model.h"
 #include "core/model/tensor_memory.h"
 #include "core/session/operation.h"
@@ -90,6 +91,16 @@ class Session {
   Result<std::shared_ptr<Operation>> start(Mode mode, const CallOptions& options = {});
   Status start();
 
+  // `path`: a folder; empty: that of the configuration. Blocks until the model may change again.
+  Result<std::shared_ptr<Operation>> save_checkpoint(const std::string& path, Mode mode,
+                                                     const CallOptions& options = {});
+  Result<std::shared_ptr<Operation>> load_checkpoint(const std::string& path, Mode mode,
+                                                     const CallOptions& options = {});
+  // A data shard of this worker, whose position is part of checkpoints as long as the host keeps it.
+  std::shared_ptr<SharedShard> add_shard(uint64_t samples, uint64_t seed, bool shuffle);
+  // Blocks while the workers of a new view deal out the samples. kClosed and kForked: it deals out none.
+  Status wait_for_samples(const SharedShard& shard);
+
   Status step(double weight, StepResult* result);
   Result<std::shared_ptr<Operation>> step_begin(double weight, const CallOptions& options = {});
   Status gradient_ready(Replica* replica, Parameter* parameter, void* stream) {
@@ -102,19 +113,42 @@ class Session {
   Status step_flush();
   Code stop_request() noexcept;  // kOk, kForked or kClosed; async-signal-safe
 
-  // Collectives. Buffers: see dsgd.h.
+  // Collectives. Buffers: see dsgd.h. Checks the arguments and finds the device of the buffers, which may
+  // have to be opened, and that takes its time. The function that it returns begins the collective, without
+  // blocking but for Mode::kWait; it is called once.
+  using Collective = std::function<Result<std::shared_ptr<Operation>>(Mode mode)>;
+  Result<Collective> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
+                               Reduction reduction, const CallOptions& options = {});
+  Result<Collective> broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
+                               const CallOptions& options = {});
+  Result<Collective> allgather(const void* send, size_t send_nbytes, void* receive, size_t receive_nbytes,
+                               const size_t* element_counts, DType dtype, const CallOptions& options = {});
+  Result<Collective> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
+                                    size_t receive_nbytes, const size_t* element_counts, DType dtype,
+                                    Reduction reduction, const CallOptions& options = {});
+  // The same, begun at once.
   Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
                                                Reduction reduction, Mode mode,
-                                               const CallOptions& options = {});
+                                               const CallOptions& options = {}) {
+    return begin(allreduce(send, receive, nbytes, dtype, reduction, options), mode);
+  }
   Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
-                                               Mode mode, const CallOptions& options = {});
+                                               Mode mode, const CallOptions& options = {}) {
+    return begin(broadcast(data, nbytes, dtype, root, options), mode);
+  }
   Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
                                                size_t receive_nbytes, const size_t* element_counts,
-                                               DType dtype, Mode mode, const CallOptions& options = {});
+                                               DType dtype, Mode mode, const CallOptions& options = {}) {
+    return begin(allgather(send, send_nbytes, receive, receive_nbytes, element_counts, dtype, options), mode);
+  }
   Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                                     size_t receive_nbytes, const size_t* element_counts,
                                                     DType dtype, Reduction reduction, Mode mode,
-                                                    const CallOptions& options = {});
+                                                    const CallOptions& options = {}) {
+    return begin(
+        reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts, dtype, reduction, options),
+        mode);
+  }
   Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that).
@@ -137,24 +171,11 @@ class Session {
   Result<uint64_t> digest();
 
  private:
+  static Result<std::shared_ptr<Operation>> begin(const Result<Collective>& collective, Mode mode) {
+    return collective.ok() ? collective.value()(mode) : collective.status();
+  }
+
   Session();
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-// A head that runs outside the workers (dsgd_head_start).
-class HeadProcess {
- public:
-  static Result<std::unique_ptr<HeadProcess>> start(const Config& config,
-                                                    std::unique_ptr<transport::Environment> environment,
-                                                    std::shared_ptr<Log> log);
-  ~HeadProcess();
-  const std::string& address() const;
-  Status alive() const;                            // see transport::Environment
-  Status wait(std::chrono::milliseconds timeout);  // timeout < 0: no limit
-
- private:
-  HeadProcess();
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,22 +1,26 @@
 // Collectives and objects: arguments are checked here, before any other worker is bothered.
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
+#include "core/step/device_context.h"
 
 namespace dsgd {
 namespace {
 
+Status invalid(const char* operation, const std::string& text) {
+  return Status(Code::kInvalidArgument, std::string(operation) + ": " + text).with_operation(operation);
+}
+
 Status check_buffer(const char* operation, const char* which, const void* data, size_t nbytes, DType dtype) {
   const size_t element = dtype_size(dtype);
-  auto bad = [&](const std::string& text) {
-    return Status(Code::kInvalidArgument, std::string(operation) + ": " + which + " " + text)
-        .with_operation(operation);
-  };
+  auto bad = [&](const std::string& text) { return invalid(operation, which + (" " + text)); };
   if (nbytes % element != 0) {
-    return bad("has " + std::to_string(nbytes) + " bytes, no multiple of the " + std::to_string(element) +
-               " of a " + dtype_name(dtype));
+    return bad("has " + std::to_string(nbytes) + " bytes, which is not a multiple of the " +
+               std::to_string(element) + " bytes of a " + dtype_name(dtype));
   }
   if (!data && nbytes > 0) return bad("is NULL");
   if (reinterpret_cast<uintptr_t>(data) % element != 0) {
@@ -28,17 +32,13 @@ Status check_buffer(const char* operation, const char* which, const void* data, 
 Status check_apart(const char* operation, const void* send, const void* receive, size_t nbytes) {
   const auto from = reinterpret_cast<uintptr_t>(send), to = reinterpret_cast<uintptr_t>(receive);
   if (from == to || from + nbytes <= to || to + nbytes <= from) return {};
-  return Status(Code::kInvalidArgument,
-                std::string(operation) +
-                    ": `send` and `receive` overlap; pass the same pointer twice, or buffers apart")
-      .with_operation(operation);
+  return invalid(operation, "`send` and `receive` overlap; pass the same pointer twice, or buffers apart");
 }
 
 Status check_reduction(const char* operation, DType dtype, Reduction reduction) {
   if (reduction != Reduction::kMean || is_floating(dtype)) return {};
-  return Status(Code::kInvalidArgument, std::string(operation) + ": the mean of " + dtype_name(dtype) +
-                                            " is not defined; take the sum and divide")
-      .with_operation(operation);
+  return invalid(operation, std::string("the mean of ") + dtype_name(dtype) +
+                                " is not defined; take the sum and divide");
 }
 
 // Elements of each rank: given, or equal parts of `total`.
@@ -50,25 +50,18 @@ Result<std::vector<size_t>> part_counts(const char* operation, const size_t* ele
     for (int32_t rank = 0; rank < size; ++rank) {
       parts[rank] = element_counts[rank];
       if (element_counts[rank] > left) {
-        return Status(Code::kInvalidArgument,
-                      std::string(operation) + ": `element_counts` add up to more than the " +
-                          std::to_string(total) + " elements of the whole buffer (at rank " +
-                          std::to_string(rank) + ")")
-            .with_operation(operation);
+        return invalid(operation, "`element_counts` add up to more than the " + std::to_string(total) +
+                                      " elements of the whole buffer (at rank " + std::to_string(rank) + ")");
       }
       left -= element_counts[rank];
     }
     if (left == 0) return parts;
-    return Status(Code::kInvalidArgument, std::string(operation) + ": `element_counts` add up to " +
-                                              std::to_string(total - left) +
-                                              " elements, the whole buffer has " + std::to_string(total))
-        .with_operation(operation);
+    return invalid(operation, "`element_counts` add up to " + std::to_string(total - left) +
+                                  " elements, the whole buffer has " + std::to_string(total));
   }
   if (total % static_cast<size_t>(size) != 0) {
-    return Status(Code::kInvalidArgument, std::string(operation) + ": " + std::to_string(total) +
-                                              " elements cannot be split evenly among " +
-                                              std::to_string(size) + " workers; give `element_counts`")
-        .with_operation(operation);
+    return invalid(operation, std::to_string(total) + " elements cannot be split evenly among " +
+                                  std::to_string(size) + " workers; give `element_counts`");
   }
   std::fill(parts.begin(), parts.end(), total / static_cast<size_t>(size));
   return parts;
@@ -76,10 +69,8 @@ Result<std::vector<size_t>> part_counts(const char* operation, const size_t* ele
 
 Status check_part(const char* operation, const char* which, size_t given, size_t needed) {
   if (given == needed) return {};
-  return Status(Code::kInvalidArgument, std::string(operation) + ": " + which + " has " +
-                                            std::to_string(given) + " elements, this rank's part has " +
-                                            std::to_string(needed))
-      .with_operation(operation);
+  return invalid(operation, std::string(which) + " has " + std::to_string(given) +
+                                " elements, this rank's part has " + std::to_string(needed));
 }
 
 std::span<std::byte> bytes(void* data, size_t nbytes) { return {static_cast<std::byte*>(data), nbytes}; }
@@ -87,80 +78,179 @@ std::span<const std::byte> bytes(const void* data, size_t nbytes) {
   return {static_cast<const std::byte*>(data), nbytes};
 }
 
+std::byte* own_part(void* all, const std::vector<size_t>& parts, int32_t rank, DType dtype) {
+  const size_t before = std::accumulate(parts.begin(), parts.begin() + rank, size_t{0});
+  return static_cast<std::byte*>(all) + before * dtype_size(dtype);
+}
+
+Status allocate(const char* operation, size_t nbytes, Staging& staging) {
+  staging.memory = untouched_memory(nbytes);
+  if (staging.memory) return {};
+  return Status(Code::kNoMemory, std::string(operation) + ": no memory on the host for the " +
+                                     std::to_string(nbytes) + " bytes that are copied from or to " +
+                                     staging.device->name())
+      .with_operation(operation);
+}
+
 }  // namespace
 
-Result<std::shared_ptr<Operation>> Session::allreduce(const void* send, void* receive, size_t nbytes,
-                                                      DType dtype, Reduction reduction, Mode mode,
-                                                      const CallOptions& options) {
-  Impl::Call call(*impl_);
-  if (!call.status().ok()) return call.status();
-  Status status = check_buffer("all-reduce", "`send`", send, nbytes, dtype);
-  if (status.ok()) status = check_buffer("all-reduce", "`receive`", receive, nbytes, dtype);
-  if (status.ok()) status = check_apart("all-reduce", send, receive, nbytes);
-  if (status.ok()) status = check_reduction("all-reduce", dtype, reduction);
-  if (!status.ok()) return status;
-  return impl_->launch("all-reduce", nbytes, mode, options, [=, this](auto done) {
-    if (send != receive && nbytes > 0) std::memcpy(receive, send, nbytes);
-    impl_->engine().allreduce(bytes(receive, nbytes), dtype, reduction, done, options);
-  });
+template <typename Start>
+Session::Collective Session::Impl::staged(const char* kind, size_t nbytes, const CallOptions& options,
+                                          const Staging& staging, Start start) {
+  return [=, this](Mode mode) -> Result<std::shared_ptr<Operation>> {
+    Call call(*this);
+    if (!call.status().ok()) return call.status();
+    const transport::Time deadline = loop().now() + timeout_of(options);
+    const auto copy = [=, this](const Staging::Transfer& transfer, bool to_host,
+                                std::function<void(const Status&)> then) {
+      const std::string limit = options.limit_or("step_timeout = " + config.text("step_timeout"));
+      engine().copies().start({staging.device, staging.after, transfer.to, transfer.from, transfer.nbytes,
+                               to_host, deadline, limit},
+                              [kind, to_host, memory = staging.memory, then](const Status& status) {
+                                if (status.ok()) return then(status);
+                                then(Status(status.code(), std::string(kind) +
+                                                               (to_host ? " cannot read its buffer: "
+                                                                        : " cannot write its result: ") +
+                                                               status.message())
+                                         .with_rank(status.rank(), status.host()));
+                              });
+    };
+    return launch(kind, nbytes, mode, options, [=](const std::function<void(const Status&)>& done) {
+      CallOptions given = options;
+      if (staging.fetch.nbytes > 0)
+        given.fetch = [copy, fetch = staging.fetch](auto then) { copy(fetch, true, then); };
+      start(
+          [copy, store = staging.store, done, memory = staging.memory](const Status& status) {
+            if (!status.ok() || store.nbytes == 0) return done(status);
+            copy(store, false, done);
+          },
+          given);
+    });
+  };
 }
 
-Result<std::shared_ptr<Operation>> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
-                                                      Mode mode, const CallOptions& options) {
+Result<Session::Collective> Session::allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
+                                               Reduction reduction, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Status status = check_buffer("broadcast", "the buffer", data, nbytes, dtype);
-  if (!status.ok()) return status;
-  if (root < 0 || root >= impl_->size) {
-    return Status(Code::kInvalidArgument, "broadcast: root " + std::to_string(root) +
-                                              " is none of the ranks 0 .. " + std::to_string(impl_->size - 1))
-        .with_operation("broadcast");
+  DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`send`", send, nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`receive`", receive, nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_apart("all-reduce", send, receive, nbytes));
+  DSGD_RETURN_IF_ERROR(check_reduction("all-reduce", dtype, reduction));
+  const Impl::Buffer to{"`receive`", receive, nbytes};
+  auto staging = impl_->stage("all-reduce", {"`send`", send, nbytes}, &to, options);
+  if (!staging.ok()) return staging.status();
+  void* data = receive;
+  if (staging->receive) {
+    DSGD_RETURN_IF_ERROR(allocate("all-reduce", nbytes, staging.value()));
+    data = staging->memory.get();
+    staging->store = {receive, data, nbytes};
   }
-  return impl_->launch("broadcast", nbytes, mode, options, [=, this](auto done) {
-    impl_->engine().broadcast(bytes(data, nbytes), dtype, root, done, options);
-  });
-}
-
-Result<std::shared_ptr<Operation>> Session::allgather(const void* send, size_t send_nbytes, void* receive,
-                                                      size_t receive_nbytes, const size_t* element_counts,
-                                                      DType dtype, Mode mode, const CallOptions& options) {
-  Impl::Call call(*impl_);
-  if (!call.status().ok()) return call.status();
-  Status status = check_buffer("all-gather", "`send`", send, send_nbytes, dtype);
-  if (status.ok()) status = check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype);
-  if (!status.ok()) return status;
-  auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), impl_->size);
-  if (!parts.ok()) return parts.status();
-  status = check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]);
-  if (!status.ok()) return status;
-  return impl_->launch("all-gather", receive_nbytes, mode, options,
-                       [=, this, parts = std::move(parts).value()](auto done) {
-                         impl_->engine().allgather(bytes(send, send_nbytes), bytes(receive, receive_nbytes),
-                                                   parts, dtype, done, options);
+  if (staging->send) staging->fetch = {data, send, nbytes};
+  const void* const copied = staging->send ? data : send;
+  return impl_->staged("all-reduce", nbytes, options, staging.value(),
+                       [=, this](auto done, const CallOptions& given) {
+                         if (copied != data && nbytes > 0) std::memcpy(data, copied, nbytes);
+                         impl_->engine().allreduce(bytes(data, nbytes), dtype, reduction, done, given);
                        });
 }
 
-Result<std::shared_ptr<Operation>> Session::reduce_scatter(const void* send, size_t send_nbytes,
-                                                           void* receive, size_t receive_nbytes,
-                                                           const size_t* element_counts, DType dtype,
-                                                           Reduction reduction, Mode mode,
-                                                           const CallOptions& options) {
+Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
+                                               const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Status status = check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype);
-  if (status.ok()) status = check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype);
-  if (status.ok()) status = check_reduction("reduce-scatter", dtype, reduction);
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check_buffer("broadcast", "the buffer", data, nbytes, dtype));
+  if (root < 0 || root >= impl_->size) {
+    return invalid("broadcast", "root " + std::to_string(root) + " is none of the ranks 0 .. " +
+                                    std::to_string(impl_->size - 1));
+  }
+  auto staging = impl_->stage("broadcast", {"the buffer", data, nbytes}, nullptr, options);
+  if (!staging.ok()) return staging.status();
+  void* used = data;
+  if (staging->send) {
+    DSGD_RETURN_IF_ERROR(allocate("broadcast", nbytes, staging.value()));
+    used = staging->memory.get();
+    if (root == impl_->rank) {
+      staging->fetch = {used, data, nbytes};
+    } else {
+      staging->store = {data, used, nbytes};
+    }
+  }
+  return impl_->staged("broadcast", nbytes, options, staging.value(),
+                       [=, this](auto done, const CallOptions& given) {
+                         impl_->engine().broadcast(bytes(used, nbytes), dtype, root, done, given);
+                       });
+}
+
+Result<Session::Collective> Session::allgather(const void* send, size_t send_nbytes, void* receive,
+                                               size_t receive_nbytes, const size_t* element_counts,
+                                               DType dtype, const CallOptions& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`send`", send, send_nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype));
+  auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), impl_->size);
+  if (!parts.ok()) return parts.status();
+  DSGD_RETURN_IF_ERROR(
+      check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]));
+  const Impl::Buffer to{"`receive`", receive, receive_nbytes};
+  auto staging = impl_->stage("all-gather", {"`send`", send, send_nbytes}, &to, options);
+  if (!staging.ok()) return staging.status();
+  void* all = receive;
+  const void* mine = send;
+  if (staging->receive) {
+    DSGD_RETURN_IF_ERROR(allocate("all-gather", receive_nbytes, staging.value()));
+    all = staging->memory.get();
+    staging->store = {receive, all, receive_nbytes};
+  }
+  if (staging->send) {
+    std::byte* const own = own_part(all, parts.value(), impl_->rank, dtype);
+    staging->fetch = {own, send, send_nbytes};
+    mine = own;
+  }
+  return impl_->staged("all-gather", receive_nbytes, options, staging.value(),
+                       [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
+                         impl_->engine().allgather(bytes(mine, send_nbytes), bytes(all, receive_nbytes),
+                                                   parts, dtype, done, given);
+                       });
+}
+
+Result<Session::Collective> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
+                                                    size_t receive_nbytes, const size_t* element_counts,
+                                                    DType dtype, Reduction reduction,
+                                                    const CallOptions& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_reduction("reduce-scatter", dtype, reduction));
   auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), impl_->size);
   if (!parts.ok()) return parts.status();
-  status = check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype),
-                      parts.value()[impl_->rank]);
-  if (!status.ok()) return status;
-  return impl_->launch(
-      "reduce-scatter", send_nbytes, mode, options, [=, this, parts = std::move(parts).value()](auto done) {
-        impl_->engine().reduce_scatter(bytes(send, send_nbytes), bytes(receive, receive_nbytes), parts, dtype,
-                                       reduction, done, options);
-      });
+  DSGD_RETURN_IF_ERROR(check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype),
+                                  parts.value()[impl_->rank]));
+  const Impl::Buffer to{"`receive`", receive, receive_nbytes};
+  auto staging = impl_->stage("reduce-scatter", {"`send`", send, send_nbytes}, &to, options);
+  if (!staging.ok()) return staging.status();
+  const void* all = send;
+  void* mine = receive;
+  if (staging->device) {
+    DSGD_RETURN_IF_ERROR(
+        allocate("reduce-scatter", staging->send ? send_nbytes : receive_nbytes, staging.value()));
+    void* const memory = staging->memory.get();
+    if (staging->send) {
+      all = memory;
+      staging->fetch = {memory, send, send_nbytes};
+    }
+    if (staging->receive) {
+      mine = staging->send ? own_part(memory, parts.value(), impl_->rank, dtype) : memory;
+      staging->store = {receive, mine, receive_nbytes};
+    }
+  }
+  return impl_->staged("reduce-scatter", send_nbytes, options, staging.value(),
+                       [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
+                         impl_->engine().reduce_scatter(bytes(all, send_nbytes), bytes(mine, receive_nbytes),
+                                                        parts, dtype, reduction, done, given);
+                       });
 }
 
 Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {
@@ -175,8 +265,7 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
                                                        Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Status named = check_name("object", name);
-  if (!named.ok()) return named;
+  DSGD_RETURN_IF_ERROR(check_name("object", name));
   if (data.size() > Object::kLargest) {
     return Status(Code::kLimit, "object '" + name + "' has " + std::to_string(data.size()) +
                                     " bytes; objects have at most 1 GiB; share a file instead");
@@ -185,29 +274,21 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
     return Status(Code::kInvalidArgument, "object '" + name + "': " + why);
   }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
-  const auto operation =
-      std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_put", false, options.user_data);
+  const auto operation = impl_->new_operation("dsgd_object_put", options);
   operation->set_nbytes(data.size());
-  impl_->launch(operation, mode, [this, name, object, operation, options](auto done) {
-    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
+  return impl_->launch_for_object(operation, name, mode, [this, name, object, options](auto done) {
     impl_->engine().put_object(name, object, done, options);
   });
-  return operation;
 }
 
 Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& name, Mode mode,
                                                           const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  Status named = check_name("object", name);
-  if (!named.ok()) return named;
-  const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_delete", false,
-                                                     options.user_data);
-  impl_->launch(operation, mode, [this, name, operation, options](auto done) {
-    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
-    impl_->engine().delete_object(name, done, options);
-  });
-  return operation;
+  DSGD_RETURN_IF_ERROR(check_name("object", name));
+  return impl_->launch_for_object(
+      impl_->new_operation("dsgd_object_delete", options), name, mode,
+      [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
 }
 
 Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, Mode mode,
@@ -215,10 +296,9 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status named = check_name("object", name); !named.ok()) return named;
-  const auto operation =
-      std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_object_get", false, options.user_data);
-  impl_->launch(operation, mode, [this, name, operation, options](auto done) {
-    operation->set_waiting(impl_->waiting_for_object(operation->name(), name));
+  const auto operation = impl_->new_operation("dsgd_object_get", options);
+  operation->set_object_get();
+  return impl_->launch_for_object(operation, name, mode, [this, name, operation, options](auto done) {
     const uint64_t ticket = impl_->engine().get_object(
         name,
         [operation, done](Result<SharedObject> object) {
@@ -229,7 +309,6 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
         options);
     operation->set_ticket(ticket);
   });
-  return operation;
 }
 
 }  // namespace dsgd

@@ -4,6 +4,7 @@
 
 #include "core/config/device_name.h"
 #include "core/session/session_impl.h"
+#include "transport/bounded_calls.h"
 
 namespace dsgd {
 
@@ -15,6 +16,22 @@ std::vector<std::string> names_of(const Registered::Backends& backends) {
   std::vector<std::string> names;
   for (const auto& [name, load] : backends) names.push_back(name);
   return names;
+}
+
+using Opened = Result<std::shared_ptr<device::Device>>;
+
+Opened open_within(const device::Backend& table, int32_t index, const device::TimeLimits& limits,
+                   transport::Duration limit) {
+  if (limit == transport::Duration::max()) return device::Device::open(table, index, limits);
+  const auto opened = std::make_shared<Opened>(Status(Code::kInternal, ""));
+  transport::BoundedCalls calls;
+  if (calls.run(limit,
+                [opened, &table, index, limits] { *opened = device::Device::open(table, index, limits); }))
+    return *opened;
+  return Status(Code::kTimeout, std::string(table.name) + ':' + std::to_string(index) +
+                                    " could not be opened in time; other work of this process may keep it "
+                                    "busy; add a replica on it, or "
+                                    "give a longer timeout");
 }
 
 }  // namespace
@@ -42,19 +59,29 @@ Status find_devices(Config& config, const Registered& registered, Log& log) {
   return config.set("devices", found);
 }
 
-Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name) {
+Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string& name,
+                                                              transport::Duration limit) {
   const auto parsed = config::parse_device_name(name, names_of(backends));
   if (!parsed.ok()) return parsed.status();
   const auto& [backend, index] = parsed.value();
   if (backend == "cpu") return device::Device::host();
-  for (const auto& replica : model.replicas) {
-    if (replica->device->name() == backend + ':' + std::to_string(index)) return replica->device;
+  const std::string full_name = backend + ':' + std::to_string(index);
+  const auto find = [this, &full_name] {
+    const auto found = std::find_if(devices.begin(), devices.end(),
+                                    [&](const auto& device) { return device->name() == full_name; });
+    return found == devices.end() ? nullptr : *found;
+  };
+  {
+    std::lock_guard lock(devices_mutex);
+    if (auto found = find()) return found;
   }
   auto table = backends.find(backend)->second();
-  auto opened = table.ok() ? device::Device::open(*table.value(), index, patience)
-                           : Result<std::shared_ptr<device::Device>>(table.status());
+  auto opened = table.ok() ? open_within(*table.value(), index, device_limits, limit) : table.status();
   if (opened.ok()) {
+    std::lock_guard lock(devices_mutex);
+    if (auto found = find()) return found;  // another thread was faster
     log->info(opened.value()->describe());
+    devices.push_back(opened.value());
     return opened;
   }
   const Status& why = opened.status();
@@ -83,6 +110,55 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
     if (status.ok()) use(staging.value().get(), part);
   }
   return status;
+}
+
+Result<Staging> Session::Impl::stage(const char* operation, const Buffer& send, const Buffer* receive,
+                                     const CallOptions& options) {
+  const auto bad = [&](const Status& why, const std::string& text) {
+    return Status(why.code(), std::string(operation) + ": " + text + why.message()).with_operation(operation);
+  };
+  const auto wrong = [&](const std::string& text) { return bad(Status(Code::kInvalidArgument, ""), text); };
+  const auto find = [&](const Buffer* buffer) -> Result<std::string> {
+    if (!buffer || buffer->nbytes == 0 || !locate) return std::string();
+    auto found = locate(buffer->data, buffer->nbytes);
+    return found.ok() ? found : bad(found.status(), buffer->name + std::string(" is "));
+  };
+  const bool in_place = receive && receive->data == send.data && receive->nbytes == send.nbytes;
+  const auto from = find(&send), to = in_place ? from : find(receive);
+  if (!from.ok()) return from.status();
+  if (!to.ok()) return to.status();
+  const std::string &sender = from.value(), &receiver = to.value();
+  Staging staging;
+  staging.send = !sender.empty();
+  staging.receive = !receiver.empty();
+  if (!staging.send && !staging.receive) {
+    // An empty buffer may be the one on the GPU.
+    if (!options.stream || send.nbytes == 0 || (receive && receive->nbytes == 0)) return staging;
+    std::string text =
+        "a stream is given, but the buffers are host memory, or memory of a GPU that was freed; for host "
+        "memory leave `stream` NULL";
+    for (const auto& [name, load] : backends) {
+      if (const auto table = load(); !table.ok()) text += " (" + table.status().message() + ")";
+    }
+    return wrong(text);
+  }
+  if (staging.send && staging.receive && sender != receiver) {
+    return wrong(std::string(send.name) + " is memory of " + sender + " and " + receive->name +
+                 " is memory of " + receiver + "; give both on one GPU");
+  }
+  const std::string& name = staging.send ? sender : receiver;
+  auto opened = device(name, timeout_of(options));
+  if (!opened.ok()) {
+    return bad(opened.status(), (staging.send ? send.name : receive->name) + (" is memory of " + name) +
+                                    ", which cannot be used: ");
+  }
+  staging.device = std::move(opened).value();
+  auto event = events.take(*staging.device);
+  if (!event.ok()) return bad(event.status(), "");
+  staging.after = std::move(event).value();
+  if (Status status = staging.device->record_stream(*staging.after, options.stream); !status.ok())
+    return bad(status, "the stream cannot be used: ");
+  return staging;
 }
 
 }  // namespace dsgd

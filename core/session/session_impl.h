@@ -1,5 +1,5 @@
-// The state of a session. Its functions are in session.cc (life, waiting, queue), session_model.cc
-// (parameters, buffers), session_step.cc (start, steps) and session_collectives.cc.
+// The state of a session. Its functions are in session.cc (joining, closing, waiting, queue) and, by subject,
+// in the other session_*.cc.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "core/metrics/counters.h"
 #include "core/session/retired_buffers.h"
 #include "core/session/session.h"
+#include "core/session/staging.h"
 #include "core/session/worker.h"
 
 namespace dsgd {
@@ -27,15 +27,15 @@ struct Session::Impl {
         log(std::move(log)),
         strategies(registered),
         backends(registered.backends),
-        check_host_memory(registered.check_host_memory) {}
+        locate(registered.locate) {}
 
   // A call in progress. close() waits until there is none, since calls use the loop.
   class Call {
    public:
     enum Use {
-      kWork,  // refused when the session is closing or has failed
-      kRead,  // refused when the session is closing: reads local state only
-      kWait,  // refused when the session has ended: tells how operations ended, or ends them
+      kWork,    // refused when the session is closing or has failed
+      kRead,    // refused when the session is closing: reads local state only
+      kAlways,  // refused only when the session has ended: tells how operations ended, or ends them
     };
     explicit Call(Impl& impl, Use use = kWork);
     ~Call();
@@ -61,7 +61,7 @@ struct Session::Impl {
   // On the loop.
   template <typename Start, typename End>
   void begin(const Start& start, const std::shared_ptr<Operation>& operation, End end) {
-    if (operation->done()) return;  // ended by end_lost(); its caller has returned
+    if (operation->done()) return;  // ended by end_left_open(); its caller has returned
     start([this, operation, end, begun = loop().now()](const Status& status) {
       count(*operation, status, begun);
       report(status);
@@ -76,15 +76,15 @@ struct Session::Impl {
       log->report_failure(status.rank());
     }
   }
-  class Waited {  // while a caller is blocked
+  class BlockedCall {  // lists an operation in `blocked` while its caller waits
    public:
-    Waited(Impl& impl, const std::shared_ptr<Operation>& operation) : impl_(impl) {
+    BlockedCall(Impl& impl, const std::shared_ptr<Operation>& operation) : impl_(impl) {
       std::lock_guard lock(impl_.queue_mutex);
-      at_ = impl_.waited.insert(impl_.waited.end(), operation);
+      at_ = impl_.blocked.insert(impl_.blocked.end(), operation);
     }
-    ~Waited() {
+    ~BlockedCall() {
       std::lock_guard lock(impl_.queue_mutex);
-      impl_.waited.erase(at_);
+      impl_.blocked.erase(at_);
     }
 
    private:
@@ -92,9 +92,9 @@ struct Session::Impl {
     std::list<std::shared_ptr<Operation>>::iterator at_;
   };
   // Ends the operations that an allocation failure left open after the session failed.
-  void end_lost(const Status& why);
+  void end_left_open(const Status& why);
   void run_task(const std::shared_ptr<Operation>& operation, transport::Task task) {
-    const Waited waited(*this, operation);
+    const BlockedCall blocked_call(*this, operation);
     const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
     if (!ended) operation->end(environment->alive());  // the process exits, and the loop no longer runs
   }
@@ -108,7 +108,7 @@ struct Session::Impl {
   template <typename Start>
   std::shared_ptr<Operation> launch(const char* kind, size_t nbytes, Mode mode, const CallOptions& options,
                                     Start start) {
-    auto operation = std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
+    auto operation = new_operation(kind, options);
     operation->set_nbytes(nbytes);
     const auto call = [this, start, operation, channel = options.channel](auto done) {
       operation->set_waiting(waiting_for_next_call(channel));
@@ -118,10 +118,21 @@ struct Session::Impl {
     return operation;
   }
   std::function<Status()> waiting_for_next_call(uint32_t channel = 0) {
-    return [this, call = engine().next_call(channel)] { return engine().waiting(call); };
+    return [this, call = engine().next_call(channel)] { return engine().wait_report(call).text; };
   }
-  std::function<Status()> waiting_for_object(const std::string& operation, const std::string& object) {
-    return [this, operation, object] { return engine().waiting_for_object(operation, object); };
+  std::shared_ptr<Operation> new_operation(const char* kind, const CallOptions& options) {
+    return std::make_shared<Operation>(next_id.fetch_add(1), kind, false, options.user_data);
+  }
+  template <typename Start>
+  std::shared_ptr<Operation> launch_for_object(const std::shared_ptr<Operation>& operation,
+                                               const std::string& object, Mode mode, Start start) {
+    launch(operation, mode, [this, operation, object, start](auto done) {
+      operation->set_waiting([this, operation = operation->name(), object] {
+        return engine().waiting_for_object(operation, object);
+      });
+      start(done);
+    });
+    return operation;
   }
   template <typename Call>
   void launch(const std::shared_ptr<Operation>& operation, Mode mode, const Call& call) {
@@ -138,18 +149,13 @@ struct Session::Impl {
   Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options,
                                                    Start start, Then then) {
     set_changing(name);
-    try {
-      return launch(name, 0, mode, options, [this, start, then](auto done) {
-        start(engine(), [this, then, done](const Status& status) {
-          if (status.ok()) then();
-          set_changing(nullptr);
-          done(status);
-        });
+    return launch(name, 0, mode, options, [this, start, then](auto done) {
+      start(engine(), [this, then, done](const Status& status) {
+        if (status.ok()) then();
+        set_changing(nullptr);
+        done(status);
       });
-    } catch (const std::bad_alloc&) {
-      set_changing(nullptr);
-      throw;
-    }
+    });
   }
   void set_changing(const char* what) {
     std::lock_guard lock(step_mutex);
@@ -159,21 +165,45 @@ struct Session::Impl {
   void join(transport::Time deadline, const std::string& limit);
   Status attempt_join(transport::Time deadline, const std::string& limit);
   void end_join(const Status& status);
-  Status late_join(const std::string& limit, const std::string& progress);  // it did not end in time
+  void enter_view();  // takes the worker's view
+  Status join_timeout_error(const std::string& limit, const std::string& progress);  // it did not end in time
   Status joined();  // kState while the session is joining; why it has not joined
-  void leave(transport::Time deadline, bool compare);
+  // `may_wait`: for the last step to be final, and for the comparison of values.
+  void leave(transport::Time deadline, bool may_wait);
   bool has_failed();
+  void wait_until_idle(transport::Time deadline);
+  void poll_idle();  // on the loop
+  void await_last_step(transport::Time until);
   void compare_last_values(transport::Time until);  // a GPU has until then to give them
   // Leaves the job, on the loop. `left` is set when the head has answered.
-  void leave_loop(const std::shared_ptr<std::atomic<bool>>& left);
+  void leave_job(const std::shared_ptr<std::atomic<bool>>& left);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   // The caller holds queue_mutex.
   void end_launched(std::list<std::shared_ptr<Operation>>::iterator at, const Status& status);
   void wake_queue();
 
-  // "cpu", or a device of a backend: "cuda:0". One object for each name.
-  Result<std::shared_ptr<device::Device>> device(const std::string& name);
+  // "cpu", or a device of a backend: "cuda:0". One object for each name. Opens it within `limit`; the device
+  // may be busy.
+  Result<std::shared_ptr<device::Device>> device(const std::string& name,
+                                                 transport::Duration limit = transport::Duration::max());
+  transport::Duration timeout_of(const CallOptions& options) const {
+    return options.timeout_or(config.duration("step_timeout"));
+  }
+
+  // Finds the device that the buffers of a collective are on, and records its stream. `receive` may be null.
+  struct Buffer {
+    const char* name;
+    const void* data;
+    size_t nbytes;
+  };
+  Result<Staging> stage(const char* operation, const Buffer& send, const Buffer* receive,
+                        const CallOptions& options);
+  // Returns what launches a collective by start(done, options). `options.fetch` copies its input to host
+  // memory first; its result is copied to the device before `done`.
+  template <typename Start>
+  Collective staged(const char* kind, size_t nbytes, const CallOptions& options, const Staging& staging,
+                    Start start);
   // Gives `use` the bytes of a replica's buffer, part by part. Blocks until the work enqueued before has
   // ended, or step_timeout.
   Status read(const Replica& replica, const std::byte* data, size_t nbytes,
@@ -185,46 +215,56 @@ struct Session::Impl {
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   // Tells the other workers that this one rejected the call; returns `why`.
   Status refused(const char* call, Status why);
-  Status writable(const char* what);  // kState while a step, or a change of the plan, is in flight
+  // kState while a step, or a change of the plan, is in flight.
+  Status check_model_writable(const char* what);
+  Status check_not_in_step(const char* what) const;  // the same, with step_mutex held
   // kState while a change of the plan is in flight; step_mutex is held.
-  Status unchanging(const char* what) const;
+  Status check_not_changing(const char* what) const;
   // step_mutex is held in these.
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
-  // Tells the step in flight that these buckets are complete. Takes the marks back by `undo` if the host is
-  // capturing a graph, or if memory runs out.
+  // Tells the step in flight that these buckets are complete. If the host is capturing a graph (kState),
+  // calls `undo`, which takes the marks back.
   Status tell_ready(std::vector<uint32_t> buckets, const std::function<void()>& undo);
   Status record_streams(const std::vector<uint32_t>& buckets);
-  Status no_step() const;  // why no gradient can be marked while no step is in flight
+  // The folder that a call on checkpoints uses; an error if it cannot be made now.
+  Result<std::string> checkpoint_folder(const char* call, const std::string& path);
+  Status no_step_error() const;  // why no gradient can be marked while no step is in flight
 
   GradientMarks& marks() { return engine().marks(); }
   void leave_unmarked_step();
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
-  // Begins a step on the loop; `blocking` marks everything at once.
+  // Begins a step. `blocking`: marks all gradients, and returns when the step has ended.
   Status begin_step(double weight, bool blocking, const std::shared_ptr<Operation>& operation,
                     const CallOptions& options = {});
-  Status post_step(const std::shared_ptr<Operation>& operation, bool blocking, std::vector<double> weights,
-                   std::vector<uint32_t> ready, const CallOptions& options);
+  // By name and options; the algorithm must go with the key `wire`.
+  Result<StrategySpec> find_strategy(const std::string& name, const std::string& options) const;
   void step_ended(const std::shared_ptr<Operation>& operation, const Status& status, const StepResult& result,
                   bool blocking);
 
   const Config config;
   const std::unique_ptr<transport::Environment> environment;
   const std::shared_ptr<Log> log;
+  const bool views_change = config.views_change();
   bool devices_taken = false;  // a replica without a device name has taken an entry of `devices`
   bool devices_found = false;  // `devices` was auto
-  const device::Patience patience{
+  const device::TimeLimits device_limits{
       .allocation = config.duration("step_timeout"),
       .release = config.duration("lease"),
       .warn = [log = log](const std::string& message) { log->warning(message); }};  // with all devices
   const Strategies strategies;
   const Registered::Backends backends;
-  const Registered::CheckHostMemory check_host_memory;
+  const Registered::Locate locate;
+  std::mutex devices_mutex;
+  std::vector<std::shared_ptr<device::Device>> devices;  // opened so far; under devices_mutex
+  device::EventPool events;                              // of streams that collectives wait for
   Model model;
+  ShardList shards;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;
-  int32_t rank = 0, size = 1, local_rank = 0, local_size = 1;
-  int64_t view = 1;
+  // Of the present view; the loop changes them.
+  std::atomic<int32_t> rank = 0, size = 1, local_rank = 0, local_size = 1;
+  std::atomic<int64_t> view = 1;
   StrategySpec strategy;
 
   std::mutex close_mutex;  // a second close() waits for the first
@@ -244,6 +284,8 @@ struct Session::Impl {
   std::atomic<uint64_t> next_id{1};
   std::atomic<bool> started{false};
   std::atomic<transport::Time> close_until{transport::kNever};
+  std::atomic<bool> idle{false};                               // the wait of close() for operations has ended
+  std::atomic<transport::Time> idle_since{transport::kNever};  // no operation has been in flight
   std::atomic<bool> stop{false};
 
   std::mutex model_mutex;      // registering and binding
@@ -261,13 +303,15 @@ struct Session::Impl {
     const char *operation, *label;  // the operations' name; the name in metrics
     metrics::CallCounters counters = {};
   };
-  CallsOfAKind calls_by_kind[10] = {{"all-reduce", "allreduce"},
+  CallsOfAKind calls_by_kind[12] = {{"all-reduce", "allreduce"},
                                     {"broadcast", "broadcast"},
                                     {"all-gather", "allgather"},
                                     {"reduce-scatter", "reduce_scatter"},
                                     {"barrier", "barrier"},
                                     {"dsgd_start", "start"},
                                     {"dsgd_strategy_set", "strategy_set"},
+                                    {"dsgd_checkpoint_save", "checkpoint_save"},
+                                    {"dsgd_checkpoint_load", "checkpoint_load"},
                                     {"dsgd_object_put", "object_put"},
                                     {"dsgd_object_get", "object_get"},
                                     {"dsgd_object_delete", "object_delete"}};
@@ -278,7 +322,7 @@ struct Session::Impl {
   std::mutex queue_mutex;
   std::list<std::shared_ptr<Operation>> queue;     // ended, not polled yet
   std::list<std::shared_ptr<Operation>> launched;  // in flight, asynchronous
-  std::list<std::shared_ptr<Operation>> waited;    // in flight, with a blocked caller
+  std::list<std::shared_ptr<Operation>> blocked;   // in flight, with a blocked caller
   std::list<std::atomic<bool>*> queue_waiters;
 };
 

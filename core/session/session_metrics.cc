@@ -45,7 +45,7 @@ Result<std::string> Session::metrics() const {
   out.counter("call_seconds", "seconds", "Time from calls to their ends.");
   each_kind([](const auto& counters) { return counters.time.seconds(); });
 
-  const metrics::StepCounters& steps = impl_->engine().steps().counters();
+  const metrics::StepCounters& steps = impl_->engine().step().counters();
   out.counter("steps", "", "Steps that have ended.");
   out.sample({}, steps.ended.value());
   out.counter("failed_steps", "", "Steps that have ended with an error.");
@@ -72,9 +72,11 @@ Result<std::string> Session::metrics() const {
   out.sample({{"use", "objects"}}, impl_->engine().objects().nbytes());
 
   if (const Mesh* mesh = impl_->worker->mesh()) {
+    const auto peers = mesh->peers.counters();
     const auto each_peer = [&](auto value) {
-      for (int32_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) out.sample({{"rank", std::to_string(peer)}}, value(mesh->peers.counters(peer)));
+      for (size_t peer = 0; peer < peers.size(); ++peer) {
+        if (static_cast<int32_t>(peer) != rank())
+          out.sample({{"rank", std::to_string(peer)}}, value(*peers[peer]));
       }
     };
     out.counter("peer_sent_bytes", "bytes", "Bytes of collectives, steps and objects sent to a worker.");

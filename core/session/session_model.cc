@@ -12,14 +12,18 @@
 
 namespace dsgd {
 
-Status Session::Impl::writable(const char* what) {
+Status Session::Impl::check_model_writable(const char* what) {
   std::lock_guard lock(step_mutex);
-  if (!in_step) return unchanging(what);
+  return check_not_in_step(what);
+}
+
+Status Session::Impl::check_not_in_step(const char* what) const {
+  if (!in_step) return check_not_changing(what);
   return Status(Code::kState,
                 std::string(what) + " is called while a step is in flight; wait for its end first");
 }
 
-Status Session::Impl::unchanging(const char* what) const {
+Status Session::Impl::check_not_changing(const char* what) const {
   if (!changing) return {};
   return Status(Code::kState, std::string(what) + " is called while " + changing +
                                   " is in progress; wait for its op first");
@@ -29,17 +33,16 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
                                           std::span<const int64_t> shape, bool trained) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->writable("dsgd_parameter_add"); !status.ok()) return status;
+  if (Status status = impl_->check_model_writable("dsgd_parameter_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   auto bad = [&](Code code, const std::string& text) {
     return Status(code, "parameter '" + printable(name) + "': " + text).with_parameter(name);
   };
-  if (impl_->started) return bad(Code::kState, "parameters are added before dsgd_start");
-  Status named = check_name("parameter", name);
-  if (!named.ok()) return named;
+  if (impl_->started) return bad(Code::kState, "the session has started; add parameters before dsgd_start");
+  DSGD_RETURN_IF_ERROR(check_name("parameter", name));
   if (name.find(' ') != name.npos || has_control_character(name)) {
-    return bad(Code::kInvalidArgument, "a name has no spaces or control characters");
+    return bad(Code::kInvalidArgument, "the name has a space or control character; give one without");
   }
   for (const auto& parameter : model.parameters) {
     if (parameter->name == name)
@@ -129,28 +132,31 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
                                       : UntrainedSync::kNone;
   double period = settings.sync == UntrainedSync::kNone ? 1 : static_cast<double>(settings.sync_period);
   words->number("sync_period", &period, 1, 1e9);
-  Status status = words->finish();
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(words->finish());
   settings.sync_period = static_cast<uint64_t>(period);
-  status = check_settings(*parameter, settings, period, impl_->config.flag("reproducible"));
-  if (!status.ok()) return status;
-  status = impl_->writable("dsgd_parameter_set");
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check_settings(*parameter, settings, period, impl_->config.flag("reproducible")));
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_parameter_set"));
   std::lock_guard lock(impl_->model_mutex);
-  std::swap(impl_->model.settings[parameter->index], settings);
-  if (!impl_->started) return {};
-  status = impl_->block([this](auto done) { done(impl_->engine().replan()); });
-  if (!status.ok()) std::swap(impl_->model.settings[parameter->index], settings);  // nothing has changed
-  return status;
+  const auto swap = [&] { std::swap(impl_->model.settings[parameter->index], settings); };
+  if (!impl_->started) {
+    swap();
+    return {};
+  }
+  return impl_->block([&](auto done) {  // the loop may read the settings for a worker that joins
+    swap();
+    const Status status = impl_->engine().replan();
+    if (!status.ok()) swap();  // nothing has changed
+    done(status);
+  });
 }
 
 Result<Replica*> Session::add_replica(const std::string& device) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->writable("dsgd_replica_add"); !status.ok()) return status;
+  if (Status status = impl_->check_model_writable("dsgd_replica_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
-  if (impl_->started) return Status(Code::kState, "replicas are added before dsgd_start");
+  if (impl_->started) return Status(Code::kState, "the session has started; add replicas before dsgd_start");
   // Their weights travel in the step's header, which is one small message.
   constexpr size_t kMostReplicas = 1024;
   if (model.replicas.size() == kMostReplicas) {
@@ -190,12 +196,10 @@ Status Session::set_replica_weight(Replica* replica, double weight) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!(weight < 0)) {
-    Status checked = check_weight(weight);
-    if (!checked.ok()) return checked;
+    DSGD_RETURN_IF_ERROR(check_weight(weight));
   }
   std::lock_guard lock(impl_->step_mutex);
-  if (impl_->in_step) return Status(Code::kState, "dsgd_replica_weight is called while a step is in flight");
-  if (Status status = impl_->unchanging("dsgd_replica_weight"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_not_in_step("dsgd_replica_weight"));
   impl_->model.weights[replica->index] = weight < 0 ? -1 : weight;
   return {};
 }
@@ -220,20 +224,19 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
     if (reinterpret_cast<uintptr_t>(data) % align != 0) {
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
-    const bool on_host = replica->device->is_host() && impl_->check_host_memory;
-    const Status there =
-        on_host ? impl_->check_host_memory(data, nbytes) : replica->device->check(data, nbytes);
-    if (there.ok()) return there;
-    return bad(std::string("the ") + which + (on_host ? " is " : ": ") + there.message() +
-               (on_host
-                    ? ", but its replica is on the cpu; give host memory, or add the replica on that device"
-                    : ""));
+    if (!replica->device->is_host()) {
+      const Status there = replica->device->check(data, nbytes);
+      return there.ok() ? there : bad(std::string("the ") + which + ": " + there.message());
+    }
+    const auto there = impl_->locate ? impl_->locate(data, nbytes) : Result<std::string>(std::string());
+    if (!there.ok()) return bad(std::string("the ") + which + " is " + there.status().message());
+    if (there.value().empty()) return {};
+    return bad(std::string("the ") + which + " is memory of " + there.value() +
+               ", but its replica is on the cpu; give host memory, or add the replica on that device");
   };
-  Status status = check("value", value, value_nbytes);
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check("value", value, value_nbytes));
   if (parameter->trained) {
-    status = check("gradient", gradient, gradient_nbytes);
-    if (!status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(check("gradient", gradient, gradient_nbytes));
     const auto at = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
     if (nbytes > 0 && at(value) < at(gradient) + nbytes && at(gradient) < at(value) + nbytes) {
       return bad("value and gradient share memory; give each a buffer of its own");
@@ -241,13 +244,15 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   } else if (gradient || gradient_nbytes) {
     return bad("an untrained parameter has no gradient; give none");
   }
-  status = impl_->writable("dsgd_bind");
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_bind"));
   std::lock_guard lock(impl_->model_mutex);
   Binding& binding = impl_->model.bindings[replica->index][parameter->index];
-  if (binding.release) impl_->release_when_unused(*replica, binding.release);
-  binding = Binding{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true,
-                    std::move(release), std::move(binding.memory)};
+  Binding other{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true, std::move(release),
+                binding.memory};
+  const auto swap = [&] { std::swap(binding, other); };
+  // The loop may read the values for a worker that joins.
+  impl_->started ? transport::run_and_wait(impl_->loop(), swap) : swap();
+  if (other.release) impl_->release_when_unused(*replica, other.release);
   return {};
 }
 
@@ -310,9 +315,8 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
     }
     memory = std::move(made).value();
   }
-  Status status = bind(replica, parameter, memory->value, memory->nbytes, memory->gradient,
-                       parameter->trained ? memory->nbytes : 0, {});
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(bind(replica, parameter, memory->value, memory->nbytes, memory->gradient,
+                            parameter->trained ? memory->nbytes : 0, {}));
   std::lock_guard lock(impl_->model_mutex);
   auto& known = impl_->model.bindings[replica->index][parameter->index].memory;
   if (!known) impl_->allocated.add(memory->nbytes * (parameter->trained ? 2 : 1));
@@ -323,7 +327,7 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
 Status Session::set_optimizer(const std::string& name, const std::string& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->writable("dsgd_optimizer_set"); !status.ok()) return status;
+  if (Status status = impl_->check_model_writable("dsgd_optimizer_set"); !status.ok()) return status;
   if (impl_->started) {
     return Status(Code::kState,
                   "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
@@ -342,8 +346,7 @@ Status Session::set_learning_rate(double rate) {
     return Status(Code::kInvalidArgument,
                   "learning rate " + number_text(rate) + " is not a finite number >= 0");
   }
-  Status status = impl_->writable("dsgd_learning_rate_set");
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_learning_rate_set"));
   impl_->model.optimizer->set_learning_rate(rate);
   return {};
 }
@@ -353,8 +356,7 @@ double Session::loss_scale() const { return impl_->model.loss_scale.factor(); }
 Result<uint64_t> Session::digest() {
   Impl::Call call(*impl_, Impl::Call::kRead);
   if (!call.status().ok()) return call.status();
-  Status status = impl_->writable("dsgd_digest");
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_digest"));
   std::lock_guard lock(impl_->model_mutex);
   const Model& model = impl_->model;
   if (model.replicas.empty())

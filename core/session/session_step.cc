@@ -17,15 +17,13 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
                                                          Mode mode, const CallOptions& options_of_call) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  auto strategy = impl_->strategies.parse(name, options, impl_->config.text("algorithm"));
+  auto strategy = impl_->find_strategy(name, options);
   if (!strategy.ok())
     return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
-  Status status = impl_->writable("dsgd_strategy_set");
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_strategy_set"));
   if (!impl_->started) {
     impl_->strategy = strategy.value();
-    const auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), "dsgd_strategy_set",
-                                                       false, options_of_call.user_data);
+    const auto operation = impl_->new_operation("dsgd_strategy_set", options_of_call);
     mode == Mode::kWait ? operation->end({})
                         : impl_->launch(operation, mode, [](auto done) { done(Status()); });
     return operation;
@@ -36,6 +34,18 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
         engine.set_strategy(spec, done, options_of_call);
       },
       [this, spec = strategy.value()] { impl_->strategy = spec; });
+}
+
+Result<StrategySpec> Session::Impl::find_strategy(const std::string& name, const std::string& options) const {
+  auto strategy = strategies.parse(name, options, config.text("algorithm"),
+                                   static_cast<int32_t>(config.integer("copies")));
+  const std::string& wire = config.text("wire");
+  if (!strategy.ok() || !strategy.value().algorithm->schedules || wire == "fp32") return strategy;
+  return Status(Code::kInvalidArgument,
+                "algorithm '" + strategy.value().algorithm->name + "' cannot be used with wire = " + wire +
+                    ": it sends partial sums, which would be rounded at every hop; use auto or direct, or "
+                    "set wire to fp32")
+      .with_parameter("algorithm");
 }
 
 // All workers make such a call together, so the others are told of a mistake on this one, rather than kept
@@ -67,7 +77,7 @@ Status Session::start() {
 Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& options) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->writable("dsgd_start"); !status.ok()) return status;
+  if (Status status = impl_->check_model_writable("dsgd_start"); !status.ok()) return status;
   {
     std::lock_guard lock(impl_->model_mutex);
     if (impl_->started)
@@ -80,6 +90,11 @@ Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& 
       [this, options](Engine& engine, auto done) { engine.start(impl_->strategy, done, options); },
       [this] {
         impl_->started = true;
+        {
+          std::lock_guard lock(impl_->step_mutex);
+          impl_->next_step =
+              static_cast<int64_t>(impl_->engine().next_step());  // of a job that it has joined
+        }
         if (const std::string& devices = impl_->config.text("devices");
             !impl_->devices_taken && devices != "cpu") {
           impl_->log->warning(
@@ -104,12 +119,7 @@ Status Session::Impl::tell_ready(std::vector<uint32_t> buckets, const std::funct
     if (status.code() == Code::kState) undo();
     return status;
   }
-  try {
-    loop().post([this, buckets = std::move(buckets)] { engine().buckets_ready(buckets); });
-  } catch (const std::bad_alloc&) {
-    undo();
-    throw;
-  }
+  loop().post([this, buckets = std::move(buckets)] { engine().buckets_ready(buckets); });
   return {};
 }
 
@@ -133,7 +143,7 @@ void Session::Impl::leave_unmarked_step() {
   loop().post([this, unmarked] { engine().leave_step(unmarked); });
 }
 
-Status Session::Impl::no_step() const {
+Status Session::Impl::no_step_error() const {
   if (!step_failure.ok()) return step_failure;
   return Status(Code::kState, "no step is in flight; call dsgd_step_begin first");
 }
@@ -141,8 +151,7 @@ Status Session::Impl::no_step() const {
 // ---- the step
 
 Result<std::vector<double>> Session::Impl::split_weight(double weight) {
-  Status checked = check_weight(weight);
-  if (!checked.ok()) return checked;
+  DSGD_RETURN_IF_ERROR(check_weight(weight));
   const size_t replicas = model.replicas.size();
   size_t own = 0;
   double sum = 0;
@@ -174,43 +183,30 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
-  if (Status status = unchanging("a step"); !status.ok()) return status;
+  if (Status status = check_not_changing("a step"); !status.ok()) return status;
   if (closing) return Status(Code::kClosed, "the session is closing, so no step can begin");
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();
+  if (views_change) shards.begin_step();
   if (blocking) marks().mark_rest();
   std::vector<uint32_t> ready = marks().complete_buckets();  // absences may have been marked before
-  if (!blocking) {
-    if (Status status = record_streams(ready); !status.ok()) return status;
-  }
+  if (!blocking) DSGD_RETURN_IF_ERROR(record_streams(ready));
   in_step = true;
   step_failure = {};
   step_operation = operation;
   if (blocking) lock.unlock();
   // An asynchronous step keeps the lock, so that marks of other threads are posted after the beginning of the
   // step.
-  try {
-    return post_step(operation, blocking, std::move(weights).value(), std::move(ready), options);
-  } catch (const std::bad_alloc&) {  // the step has not begun
-    if (blocking) lock.lock();
-    in_step = false;
-    step_operation.reset();
-    marks().clear(false);
-    throw;
-  }
-}
-
-Status Session::Impl::post_step(const std::shared_ptr<Operation>& operation, bool blocking,
-                                std::vector<double> weights, std::vector<uint32_t> ready,
-                                const CallOptions& options) {
-  auto task = [this, operation, blocking, options, weights = std::move(weights), ready = std::move(ready)] {
-    if (operation->done()) return;  // ended by end_lost(); its caller has returned
+  auto task = [this, operation, blocking, options, weights = std::move(weights).value(),
+               ready = std::move(ready)] {
+    if (operation->done()) return;  // ended by end_left_open(); its caller has returned
     const bool stopping = stop.exchange(false);
     operation->set_waiting(waiting_for_next_call());
     engine().step_begin(
         weights, stopping, blocking,
         [this, operation, blocking, stopping](const Status& status, const StepResult& result) {
-          if (status.code() == Code::kMismatch && stopping) stop = true;  // no worker has seen it
+          const bool no_result = status.code() == Code::kMismatch || status.code() == Code::kNonFinite;
+          if (no_result && stopping) stop = true;  // the next step reports it
           step_ended(operation, status, result, blocking);
         },
         options);
@@ -258,8 +254,7 @@ Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const Call
   if (!call.status().ok()) return call.status();
   auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true,
                                                options.user_data);
-  Status status = impl_->begin_step(weight, false, operation, options);
-  if (!status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->begin_step(weight, false, operation, options));
   return operation;
 }
 
@@ -282,12 +277,10 @@ Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> pa
   if (parameters.empty()) return {};
   const std::string& first = parameters.front()->name;
   if (stream && replica->device->is_host()) return no_streams(*replica).with_parameter(first);
-  for (const Parameter* parameter : parameters) {
-    if (Status status = check_trained(*parameter); !status.ok()) return status;
-  }
+  for (const Parameter* parameter : parameters) DSGD_RETURN_IF_ERROR(check_trained(*parameter));
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->in_step) {
-    Status why = impl_->no_step();
+    Status why = impl_->no_step_error();
     if (why.code() != Code::kState) return why;
     return Status(Code::kState,
                   "the gradient of parameter '" + first + "' cannot be marked: " + why.message())
@@ -310,6 +303,13 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = check_trained(*parameter); !status.ok()) return status;
+  if (impl_->config.flag("early_update")) {
+    return Status(Code::kState,
+                  "parameter '" + parameter->name +
+                      "': no gradient may be absent with early_update = 1; set early_update = 0 "
+                      "on all workers, or give a gradient of zeros")
+        .with_parameter(parameter->name);
+  }
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
   // After a mismatch the host may repeat the step; the mark applies to the repetition.
@@ -328,7 +328,7 @@ Status Session::step_flush() {
                         : impl_->tell_ready(std::move(rest), [this] { impl_->marks().unmark_rest(); });
   }
   if (impl_->step_failure.ok() && impl_->next_step > 0) return {};  // its last mark has ended the step
-  return impl_->no_step();
+  return impl_->no_step_error();
 }
 
 // Not an Impl::Call, which takes a lock: the signal may have come while this thread holds it.

@@ -9,9 +9,9 @@ namespace dsgd {
 StallWatch::StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log)
     : loop_(loop), interval_(interval), log_(std::move(log)) {}
 
-uint64_t StallWatch::begin(Waiting waiting) {
+uint64_t StallWatch::begin(Ask ask) {
   const transport::Time now = loop_.now();
-  open_[++tickets_] = {now, now + interval_, interval_, std::move(waiting)};
+  open_[++tickets_] = {now, now + interval_, interval_, std::move(ask)};
   if (timer_ == 0 || timer_due_ > now + interval_) arm();
   return tickets_;
 }
@@ -34,13 +34,18 @@ void StallWatch::warn_of_due_calls() {
     if (open.due > now) continue;
     open.interval *= 2;
     open.due = now + open.interval;
-    const Status waiting = open.waiting();
-    if (waiting.ok()) continue;
+    const WaitReport report = open.ask();
+    if (!report.known()) continue;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - open.began).count();
-    log_->warning(waiting.operation() + " has not ended after " + std::to_string(seconds) +
-                  " s: " + waiting.message());
+    log_->warning(report.text.operation() + " has not ended after " + std::to_string(seconds) +
+                  " s: " + report.text.message());
   }
   arm();
+}
+
+void StallWatch::each(
+    const std::function<void(uint64_t ticket, transport::Duration open, const WaitReport&)>& use) const {
+  for (const auto& [ticket, open] : open_) use(ticket, loop_.now() - open.began, open.ask());
 }
 
 void StallWatch::close() {

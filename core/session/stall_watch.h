@@ -7,6 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "core/base/log.h"
 #include "transport/base/status.h"
@@ -14,20 +16,30 @@
 
 namespace dsgd {
 
+// The reason why an open call has not ended.
+struct WaitReport {
+  Status text;                      // a sentence, with the name of the call and the first rank; OK: not known
+  std::vector<int32_t> ranks = {};  // workers that it waits for, ascending
+  bool known() const { return !text.ok(); }
+};
+
 class StallWatch {
  public:
-  // Returns what a call waits for, with the operation's name; OK if there is nothing to warn of.
-  using Waiting = std::function<Status()>;
+  using Ask = std::function<WaitReport()>;
   StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log);
-  uint64_t begin(Waiting waiting);  // returns a ticket for end()
+  uint64_t begin(Ask ask);  // returns a ticket for end()
   void end(uint64_t ticket) { open_.erase(ticket); }
+  // Calls `use` for each open call, the oldest first, with its ticket, how long it has been open and what it
+  // waits for.
+  void each(
+      const std::function<void(uint64_t ticket, transport::Duration open, const WaitReport&)>& use) const;
   void close();  // call before the loop ends
 
  private:
   struct Open {
     transport::Time began, due;
     transport::Duration interval;
-    Waiting waiting;
+    Ask ask;
   };
   void arm();
   void warn_of_due_calls();

@@ -2,58 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <new>
 #include <utility>
 
 #include "core/base/address.h"
+#include "core/base/describe.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
+#include "core/session/network_settings.h"
 
 namespace dsgd {
 
 using transport::Duration;
 using transport::Network;
-
-int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
-  int64_t wanted = 0;
-  if (as_head) wanted += 2 * num_workers;              // each member's own connection, and its heartbeat's
-  if (as_worker) wanted += 2 * (num_workers - 1) + 2;  // peers; its own two to the head
-  return wanted;
-}
-
-Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
-                         bool as_worker) {
-  const int64_t wanted = descriptors_of_job(num_workers, as_head, as_worker);
-  const int64_t free = environment.free_descriptors();
-  if (free >= wanted) return {};
-  return Status(Code::kLimit,
-                "a job of " + std::to_string(num_workers) + " workers needs up to " + std::to_string(wanted) +
-                    " connections in this process, but only " + std::to_string(std::max<int64_t>(free, 0)) +
-                    " more descriptors are available; raise the limit of open files (ulimit -n) by " +
-                    std::to_string(wanted - free) + " or more")
-      .with_parameter("num_workers");
-}
-
-namespace {
-
-std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
-
-}  // namespace
-
-Status check_token(const std::string& token, const std::string& head) {
-  if (!token.empty() || is_loopback(head)) return {};
-  return Status(Code::kInvalidArgument,
-                "`token` is not set: without one the head listens on the loopback interface only, not on " +
-                    host_of(head) + "; set `token` to the same secret on the head and all workers")
-      .with_parameter("token");
-}
-
-transport::Checksum checksum_of(const Config& config) {
-  const std::string when = config.text("checksum");
-  return when == "always"  ? transport::Checksum::kAlways
-         : when == "never" ? transport::Checksum::kNever
-                           : transport::Checksum::kAuto;
-}
 
 namespace {
 
@@ -71,9 +33,21 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   options.fingerprint = config.text("fingerprint");
   options.step.gradient_norm = config.flag("gradient_norm") || config.text("loss_scale") != "off";
   options.step.absent_is_zero = config.text("absent") == "zero";
+  const std::string nonfinite = config.text("nonfinite");
+  options.step.nonfinite = static_cast<NonFiniteAction>(
+      std::find(std::begin(kNonFiniteActions), std::end(kNonFiniteActions), nonfinite) -
+      std::begin(kNonFiniteActions));
+  for (const auto& [name, dtype] : kWireTypes) {
+    if (config.text("wire") == name) options.step.wire = dtype;
+  }
+  options.step.early_update = config.flag("early_update");
   options.step.lease = config.duration("lease");
+  options.views_change = config.views_change();
   options.internode_nccl = config.text("internode") == "nccl";
   options.nccl_library = config.text("nccl_library");
+  options.checkpoint_dir = config.text("checkpoint_dir");
+  options.checkpoint_interval = static_cast<uint64_t>(config.integer("checkpoint_interval"));
+  options.checkpoint_keep = static_cast<uint64_t>(config.integer("checkpoint_keep"));
   options.library_version = library_version();
   return options;
 }
@@ -96,7 +70,7 @@ Worker::~Worker() {
     transport::run_and_wait(network_->loop(), [this] {
       network_->loop().on_exhausted({});  // what has not ended by now will not
       member_.reset();
-      if (engine_) engine_->leave_loop();
+      if (engine_) engine_->detach_from_loop();
       if (mesh_) mesh_->drop_channels();
     });
   }
@@ -119,11 +93,15 @@ Status Worker::setup() {
                       "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
         .with_parameter("head");
   }
-  if (const std::string host = host_of(head); host == "0.0.0.0" || host == "[::]") {
+  for (const std::string& one : split_addresses(head)) {
+    if (!is_any_interface(one)) continue;
     return Status(
                Code::kInvalidArgument,
                "head = " + head + " names no machine: give the address at which all workers reach the head")
         .with_parameter("head");
+  }
+  if (!solo_) {
+    if (Status status = use_tls(environment_, config_, log_); !status.ok()) return status;
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
   if (!network.ok()) return network.status();
@@ -147,8 +125,9 @@ Status Worker::setup() {
   mesh.hello.worker_id = worker_id_;
   mesh.hello.library_version = library_version();
   mesh.token = config_.text("token");
-  mesh.num_workers = static_cast<int32_t>(num_workers);
+  mesh.max_workers = static_cast<int32_t>(config_.integer("max_workers"));
   mesh.receive_memory = config_.size("receive_memory");
+  mesh.views_change = config_.views_change();
   mesh.lease = lease_;
   mesh.heartbeat_interval = heartbeat_interval_;
   mesh.trace = trace_.get();
@@ -171,7 +150,6 @@ Status Worker::setup() {
 
 Status Worker::prepare() {
   if (solo_) return {};
-  const int64_t num_workers = config_.integer("num_workers");
   auto heartbeat = environment_.new_network("dsgd-heart", 1 << 20);
   if (!heartbeat.ok()) return heartbeat.status();
   heartbeat_network_ = std::move(heartbeat).value();
@@ -181,7 +159,7 @@ Status Worker::prepare() {
     Status status = embed_head();
     if (!status.ok()) return status;
   }
-  Status status = check_descriptors(environment_, num_workers, head_ != nullptr, true);
+  Status status = check_descriptors(environment_, config_.integer("max_workers"), head_ != nullptr, true);
   if (!status.ok()) return status;
   return head_ && !listens_apart() ? Status() : listen_for_peers();
 }
@@ -189,7 +167,8 @@ Status Worker::prepare() {
 // If ranks are given, only rank 0 may host the head: else workers on machines that resolve `head` differently
 // could become two heads.
 bool Worker::may_embed_head() const {
-  return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0;
+  return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0 &&
+         split_addresses(config_.text("head")).size() == 1;
 }
 
 // Peers use the head's listener unless the configuration names another address for them.
@@ -204,7 +183,13 @@ Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   network.value()->set_checksum(checksum_of(config_));
-  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")), lease_, {}};
+  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")),
+                      lease_,
+                      {},
+                      static_cast<uint32_t>(config_.integer("min_workers")),
+                      static_cast<uint32_t>(config_.integer("max_workers")),
+                      config_.duration("rejoin_timeout"),
+                      config_.duration("straggler_timeout")};
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto admission = std::make_unique<Admission>(
       network.value()->loop(), config_.text("job"), config_.text("token"),
@@ -213,24 +198,32 @@ Status Worker::embed_head() {
   admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
-  const int64_t reserved = descriptors_of_job(config_.integer("num_workers"), true, true);
+  const int64_t reserved = descriptors_of_job(config_.integer("max_workers"), true, true);
   auto listener = network.value()->listen(address, admission.get(), {lease_, reserved});
   if (!listener.ok()) {
     const Code code = listener.status().code();
     network.value().reset();  // before the head, which its loop may call
     if (code == Code::kAddressInUse || code == Code::kUnreachable) {
-      if (!taken_)
+      if (!head_address_taken_)
         log_->info("the head is not in this process: " +
                    (code == Code::kAddressInUse ? address + " is taken" : listener.status().message()));
-      taken_ = code == Code::kAddressInUse;
+      head_address_taken_ = code == Code::kAddressInUse;
       return {};
     }
     return listener.status();
   }
-  if (Status status = check_token(config_.text("token"), address); !status.ok()) {
+  if (Status status = check_token(config_, address); !status.ok()) {
     listener.value().reset();
     network.value().reset();
     return status;
+  }
+  if (!config_.text("head_state").empty()) {
+    listener.value().reset();
+    network.value().reset();
+    return Status(Code::kInvalidArgument,
+                  "`head_state` is set, but this worker would host the head, which ends with it; start the "
+                  "head with `dsgd head`, and set embed_head = never")
+        .with_parameter("head_state");
   }
   if (!listens_apart()) listener_.reset();  // its address has not been published
   head_network_ = std::move(network).value();
@@ -241,24 +234,25 @@ Status Worker::embed_head() {
   return {};
 }
 
-Status Worker::setup_again() {
+Status Worker::retry_embed_head() {
   Status status = embed_head();
   if (!status.ok() || !head_) return status;
-  return check_descriptors(environment_, config_.integer("num_workers"), true, true);
+  return check_descriptors(environment_, config_.integer("max_workers"), true, true);
 }
 
 std::string Worker::listen_address(std::string* why, Status* status) const {
-  const std::string listen = config_.text("listen"), head = config_.text("head");
+  const std::string listen = config_.text("listen");
+  const std::vector<std::string> heads = split_addresses(config_.text("head"));
   if (!listen.empty()) {
     *why = "`listen` is set";
     return listen;
   }
-  if (head.rfind("unix:", 0) == 0) {
+  if (heads.front().rfind("unix:", 0) == 0) {
     static std::atomic<uint32_t> counter{0};
     *why = "the head is a Unix socket";
-    return head + "." + std::to_string(environment_.process_id()) + "." + std::to_string(counter++);
+    return heads.front() + "." + std::to_string(environment_.process_id()) + "." + std::to_string(counter++);
   }
-  auto local = network_->local_address_for(head, config_.text("interface"), why);
+  auto local = network_->local_address_for(heads, config_.text("interface"), why);
   if (!local.ok()) {
     *status = local.status();
     return {};
@@ -272,11 +266,13 @@ Status Worker::listen_for_peers() {
   Status status;
   const std::string address = listen_address(&why, &status);
   if (!status.ok()) return status;
-  if (config_.text("listen").empty() && config_.text("token").empty() && !is_loopback(address)) {
+  if (config_.text("listen").empty() && !is_protected(config_) && !is_loopback(address)) {
     return Status(Code::kInvalidArgument,
-                  "`token` is not set: without one, dsgd listens on the loopback interface only, "
+                  "`token` is not set: without one, or TLS, dsgd listens on the loopback interface only, "
                   "not on " +
-                      host_of(address) + "; set `token` on all workers (or `listen`, to take the risk)")
+                      host_of(address) +
+                      "; set `token` on all workers, or `tls_cert`, `tls_key` and `tls_ca` (or `listen`, to "
+                      "take the risk)")
         .with_parameter("token");
   }
   admission_ =
@@ -294,7 +290,7 @@ Status Worker::listen_for_peers() {
 Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::string& address) {
   const PortRange ports = config_.ports();
   const transport::ListenOptions options{lease_,
-                                         descriptors_of_job(config_.integer("num_workers"), false, true)};
+                                         descriptors_of_job(config_.integer("max_workers"), false, true)};
   if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
     return heartbeat_network_->listen(address, admission_.get(), options);
   }
@@ -343,9 +339,11 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   options.head = head_ ? head_listener_->address() : config_.text("head");
   options.hello.job = config_.text("job");
   options.token = config_.text("token");
-  options.hello.worker_id = worker_id_;
-  options.hello.library_version = library_version();
   options.join.num_workers = static_cast<uint32_t>(config_.integer("num_workers"));
+  options.join.min_workers = static_cast<uint32_t>(config_.integer("min_workers"));
+  options.join.max_workers = static_cast<uint32_t>(config_.integer("max_workers"));
+  options.join.rejoin_timeout = config_.duration("rejoin_timeout");
+  options.join.straggler_timeout = config_.duration("straggler_timeout");
   options.join.hosts_head = head_ != nullptr;
   transport::MemberInfo& me = options.join.member;
   me.rank = static_cast<int32_t>(config_.integer("rank"));
@@ -354,11 +352,9 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   me.machine = environment_.machine();
   me.pid = environment_.process_id();
   std::string address = listener_ ? listener_->address() : head_listener_->address();
-  if (!listener_) {  // bound to all interfaces: peers are given the one that the head's own name leads to
-    const std::string host = host_of(address);
-    if (host == "0.0.0.0" || host == "[::]")
-      address = host_of(config_.text("head")) + address.substr(address.rfind(':'));
-  }
+  // Peers are given the interface that the head's own name leads to.
+  if (!listener_ && is_any_interface(address))
+    address = host_of(config_.text("head")) + ":" + port_of(address);
   me.addresses = {address};
   options.deadline = deadline;
   options.look_again = look_again;
@@ -368,31 +364,60 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   options.rank_origin = config_.rank_origin();
   options.lease = lease_;
   options.heartbeat_interval = heartbeat_interval_;
+  options.head_timeout = config_.duration("head_timeout");
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
   member_->on_left([this](int32_t rank, uint64_t call) { engine_->note_departure(rank, call); });
-  engine_->on_loss([this](int32_t unreachable, const Status& cause) {
-    if (!member_) return false;
-    return unreachable >= 0 ? member_->report_cut(unreachable, cause) : member_->has_head();
+  member_->on_view(
+      [this](const transport::JoinReply& view, const Status& why) { engine_->change_view(view, why); });
+  member_->on_present_view([this] { engine_->check_sources(); });
+  engine_->on_view([this](const transport::JoinReply& view) {
+    enter(view);
+    if (on_view_) on_view_();
   });
-  engine_->on_broken([this](const Status& why) {
+  engine_->on_loss([this](int32_t unreachable, const Status& cause, bool silent) {
+    if (!member_) return false;
+    if (unreachable < 0) return member_->has_head();
+    return member_->report_cut(view_.members[static_cast<size_t>(unreachable)].worker_id, cause, silent);
+  });
+  engine_->on_verdict_due(
+      [this](transport::Time reported) { return member_ ? member_->verdict_due(reported) : reported; });
+  engine_->after_failure([this](const Status& why) {
     if (member_) member_->report(why);
   });
   member_->join([this](Result<transport::JoinReply> reply) {
     if (!joined_) return;  // there was no memory, and the caller has been told
     Status status = reply.status();
     if (reply.ok()) {
-      view_ = reply.value();
-      log_->set_rank(view_.rank);
-      choose_spin();
-      status = engine_->open(view_);
+      enter(reply.value());
+      if (view_.learner) {
+        engine_->join_later(
+            [this] { return member_->present_view(); },
+            [this] { member_->enter([this](const Status& why) { engine_->fail_start(why); }); });
+      } else {
+        status = engine_->open(view_);
+      }
     }
     if (status.ok()) {
       log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) +
                  ", view " + std::to_string(view_.view));
+      report_progress();
     }
     std::exchange(joined_, nullptr)(status);
   });
+}
+
+void Worker::enter(const transport::JoinReply& view) {
+  view_ = view;
+  log_->set_rank(view_.rank);
+  choose_spin();
+}
+
+// For `dsgd status`, and for the head to find stragglers.
+void Worker::report_progress() {
+  if (!member_) return;  // the session ends
+  if (member_->has_head()) member_->report_progress(engine_->progress());
+  network_->loop().schedule(network_->loop().now() + heartbeat_interval_, [this] { report_progress(); });
 }
 
 void Worker::abort_join(const Status& cause) {
@@ -412,7 +437,15 @@ void Worker::choose_spin() {
   network_->loop().set_spin({config_.text("spin").empty() ? otherwise : config_.duration("spin"), sharing});
 }
 
-void Worker::leave(const Status& cause, std::function<void()> done) {
+void Worker::leave(const Status& given, std::function<void()> done) {
+  Status cause = given;
+  // The others wait for this worker, so they must take it for lost.
+  if (cause.ok() && engine_->recovering()) {
+    cause = Status(Code::kWorkerLost, describe_member(view_.members[static_cast<size_t>(view_.rank)]) +
+                                          " closed its session while the workers of view " +
+                                          std::to_string(view_.view) + " agreed on where they stand")
+                .with_rank(view_.rank);
+  }
   const uint64_t departure_call = engine_->close(cause);
   if (!member_) return done();
   member_->leave(cause, departure_call, std::move(done));

@@ -23,6 +23,8 @@ class Worker {
   Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
          std::shared_ptr<Log> log);
   ~Worker();  // on no loop; ends the networks' threads
+  // Called on the loop when the job goes on in another view, with view() as that.
+  void on_view(std::function<void()> then) { on_view_ = std::move(then); }
   // Called on the loop when the session failed because memory ran out; the owner must end the remaining
   // operations.
   void on_exhausted(std::function<void(const Status&)> then) { on_exhausted_ = std::move(then); }
@@ -46,10 +48,12 @@ class Worker {
   void abort_join(const Status& cause);
   // Loop only.
   std::string join_progress() const { return member_ ? member_->join_progress() : std::string(); }
-  // may_host(): the head address was in use at setup(), so this process may become the head once the address
-  // is free. setup_again() tries to; then call join() again. Not on a loop.
-  bool may_host() const { return taken_ && !head_; }
-  Status setup_again();
+  // Returns whether this worker may still host the head: another process had the head's address when this
+  // worker tried to bind it, and may release it.
+  bool may_host() const { return head_address_taken_ && !head_; }
+  // Binds the head's address and hosts the head, if the address has been released meanwhile. Then call join()
+  // again. Not on a loop.
+  Status retry_embed_head();
   // Loop only: leaves in good order or because of `cause`; `done` within Member::host_patience at the latest.
   void leave(const Status& cause, std::function<void()> done);
 
@@ -61,7 +65,9 @@ class Worker {
  private:
   bool may_embed_head() const;
   Status embed_head();
+  void enter(const transport::JoinReply& view);
   void choose_spin();
+  void report_progress();
   void watch_memory();
   void ran_out();
   bool listens_apart() const;
@@ -75,11 +81,12 @@ class Worker {
   Model& model_;
   std::shared_ptr<Log> log_;
   bool solo_ = false;
-  bool taken_ = false;                    // another process has the head's address
+  bool head_address_taken_ = false;       // by another process
   std::optional<transport::Time> began_;  // the first join
   transport::Duration lease_{}, heartbeat_interval_{};
   std::string worker_id_;
   std::function<void(const Status&)> joined_, on_exhausted_;
+  std::function<void()> on_view_;
   transport::JoinReply view_;
   std::shared_ptr<transport::Poster> poster_;  // from the heartbeat's loop to the session's
 
@@ -94,19 +101,5 @@ class Worker {
   // head_listener_ also accepts peers if listener_ is null.
   std::unique_ptr<transport::Listener> head_listener_, listener_;
 };
-
-// Returns the number of descriptors that the connections of such a job need in one process.
-int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
-
-// A process of the job may need one connection to and one from each worker. Returns an error if its limit of
-// open files is too low: to run out later would stop the job in mid-step.
-Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
-                         bool as_worker);
-
-// Without a token a head listens on the loopback interface only.
-Status check_token(const std::string& token, const std::string& head);
-
-// Of the key `checksum`.
-transport::Checksum checksum_of(const Config& config);
 
 }  // namespace dsgd

@@ -39,41 +39,25 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 
 }  // namespace
 
-size_t Commit::states_of(const Parameter& parameter) const {
-  const Optimizer& optimizer = *state_.model.optimizer;
-  const bool master = is_half(parameter.dtype) && !optimizer.is_none();
-  return static_cast<size_t>(optimizer.state_count()) + (master ? 1 : 0);
-}
-
 Status Commit::make_state() {
-  Status status;
-  size_t total = 0;
-  const auto fill = [&](OptimizerState& state, const auto& allocate) {
+  const auto fill = [&](OptimizerState& state, const auto& allocate) -> Status {
     state.resize(state_.model.parameters.size());
     for (size_t p = 0; p < state.size(); ++p) {
       const Parameter& parameter = *state_.model.parameters[p];
-      while (status.ok() && parameter.trained && state[p].size() < states_of(parameter)) {
-        Result<Memory> made = allocate(parameter.state_nbytes());
-        if (!made.ok()) {
-          status = made.status();
-        } else {
-          state[p].push_back(std::move(made).value());
-        }
+      while (parameter.trained && state[p].size() < states_of(parameter)) {
+        Memory tensor;
+        DSGD_RETURN_IF_ERROR(allocate(parameter.state_nbytes()).into(&tensor));
+        state[p].push_back(std::move(tensor));
       }
-      total += state[p].size() * parameter.state_nbytes();
     }
+    return {};
   };
-  const auto untouched = [](size_t nbytes) -> Result<Memory> {
-    Memory memory = untouched_memory(nbytes);
-    if (memory) return memory;
-    return Status(Code::kNoMemory,
-                  "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
-  };
+  const auto untouched = [this](size_t nbytes) { return untouched_state(nbytes); };
   const bool at_owner = state_.path.updates_at_owner;
-  if (at_owner || state_.path.host_has_replicas) fill(host_state_, untouched);
+  state_.model.updates.resize(state_.model.parameters.size(), 0);
+  if (at_owner || state_.path.host_has_replicas) DSGD_RETURN_IF_ERROR(fill(host_state_, untouched));
   if (at_owner) {
-    fill(next_state_, untouched);
-    total = owned_state_bytes();  // of the rest no page is touched
+    DSGD_RETURN_IF_ERROR(fill(next_state_, untouched));
   } else {
     next_state_.clear();
   }
@@ -82,21 +66,43 @@ Status Commit::make_state() {
     if (at_owner) {
       context.state.clear();
     } else {
-      fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); });
+      DSGD_RETURN_IF_ERROR(
+          fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); }));
     }
   }
-  state_.model.updates.resize(state_.model.parameters.size(), 0);
-  state_bytes_ = total;
-  return status;
+  state_bytes_ = at_owner ? owned_state_bytes() : replicated_state_bytes();
+  return {};
 }
 
-// Twice: the state, and that of the next step.
+// Of this worker's devices, where each worker has all state.
+size_t Commit::replicated_state_bytes() const {
+  size_t total = 0;
+  const auto add = [&](const OptimizerState& state) {
+    for (size_t p = 0; p < state.size(); ++p)
+      total += state[p].size() * state_.model.parameters[p]->state_nbytes();
+  };
+  if (state_.path.host_has_replicas) add(host_state_);
+  for (const DeviceContext& context : state_.contexts) {
+    if (!context.is_host()) add(context.state);
+  }
+  return total;
+}
+
+Result<Memory> Commit::untouched_state(size_t nbytes) const {
+  Memory memory = untouched_memory(nbytes);
+  if (memory) return memory;
+  return Status(Code::kNoMemory,
+                "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
+}
+
+// Of the ranges that this worker keeps, twice: the state, and that of the next step. Of the rest no page is
+// touched.
 size_t Commit::owned_state_bytes() const {
   size_t total = 0;
   for (const Bucket& bucket : state_.plan) {
     for (const Piece& piece : bucket.pieces) {
       const Parameter& parameter = *state_.model.parameters[piece.parameter];
-      if (piece.owner == state_.rank())
+      if (piece.is_kept_by(state_.rank()))
         total += 2 * piece.count * states_of(parameter) * dtype_size(wide(parameter.dtype));
     }
   }
@@ -138,7 +144,7 @@ PieceMean Commit::piece_mean(size_t index, const Piece& piece, bool from_result)
     weight = read_element(dtype, data, piece.trailer + 1);
     if (state_.takes_all_weights(count)) weight = state_.total_weight;
   }
-  return {count > 0, weight * state_.model.loss_scale.factor()};
+  return {count > 0, weight * state_.sum_scale * state_.model.loss_scale.factor()};
 }
 
 // mean[0 .. count) = the mean of elements [begin, begin + count) of the piece.
@@ -173,8 +179,6 @@ void Commit::transform(size_t index, size_t begin, size_t end) {
   const size_t element = dtype_size(bucket.dtype);
   std::byte* result = state_.buffers[index].result_data();
   const bool update = state_.path.updates_at_owner;
-  alignas(64) std::array<std::byte, kScratch * sizeof(double)> scratch;
-  alignas(64) std::array<float, kScratch> widened;
   double norm = 0;
   for (const Piece& piece : bucket.pieces) {
     // Trailers come first in a slice; they travel with the result, so that every worker knows which gradients
@@ -187,56 +191,91 @@ void Commit::transform(size_t index, size_t begin, size_t end) {
     const size_t first = std::max(begin, piece.position), last = std::min(end, piece.position + piece.count);
     if (first >= last) continue;
     const PieceMean mean = piece_mean(index, piece, false);
-    const UpdateRule rule = state_.model.optimizer->rule(state_.model.updates[piece.parameter],
-                                                         state_.model.settings[piece.parameter]);
-    const DType dtype = state_.model.parameters[piece.parameter]->dtype;
     for (size_t at = first; at < last;) {
       const size_t count = std::min(kScratch, last - at), offset = at - piece.position;
       std::byte* out = result + at * element;
-      if (!update) {
-        if (mean.present) mean_of(index, piece, offset, count, mean.weight, out);
-      } else {
-        const size_t place = (piece.begin + offset) * element;
-        const void* value = owned_values(index, piece, offset, count, widened.data());
-        if (!mean.present) {
-          std::memcpy(out, value, count * element);
-        } else {
-          mean_of(index, piece, offset, count, mean.weight, scratch.data());
-          if (state_.path.measures_norm && state_.options.reproducible)
-            add_squares(exact_squares_, bucket.dtype, scratch.data(), count);
-          if (state_.path.measures_norm && !state_.options.reproducible)
-            norm += sum_of_squares(bucket.dtype, scratch.data(), count);
-          std::vector<const void*> state_in;
-          std::vector<void*> state_out;
-          for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
-            state_in.push_back(bytes(host_state_[piece.parameter][s]) + place);
-            state_out.push_back(bytes(next_state_[piece.parameter][s]) + place);
-          }
-          if (!is_half(dtype)) {
-            apply(rule, bucket.dtype, count, scratch.data(), value, out, state_in, state_out);
-          } else {
-            float* const master = static_cast<float*>(state_out.back());
-            std::memcpy(master, state_in.back(), count * element);
-            follow(dtype, master, static_cast<const float*>(value), count);
-            state_in.pop_back(), state_out.pop_back();
-            apply(rule, bucket.dtype, count, scratch.data(), master, master, state_in, state_out);
-            std::array<uint16_t, kScratch> narrowed;  // the values that the others get
-            narrow(dtype, narrowed.data(), master, count);
-            widen(dtype, reinterpret_cast<float*>(out), narrowed.data(), count);
-          }
-        }
+      if (update) {
+        update_owned(index, piece, offset, count, mean, out, &norm);
+      } else if (mean.present) {
+        mean_of(index, piece, offset, count, mean.weight, out);
       }
       at += count;
     }
   }
-  if (state_.path.measures_norm && update) state_.buffers[index].norms.push_back(norm);
+  if (state_.path.measures_norm && update) state_.buffers[index].progress.norms.push_back(norm);
+}
+
+// out[0 .. count) = the new values of elements [begin, begin + count) of a piece, kScratch at most. Adds the
+// squares of their mean to the norm: to `norm`, or to exact_squares_.
+void Commit::update_owned(size_t index, const Piece& piece, size_t begin, size_t count, const PieceMean& mean,
+                          std::byte* out, double* norm) {
+  const DType dtype = state_.plan[index].dtype;
+  const size_t element = dtype_size(dtype);
+  if (!mean.present) {
+    alignas(64) std::array<float, kScratch> widened;
+    std::memcpy(out, owned_values(index, piece, begin, count, widened.data()), count * element);
+    return;
+  }
+  alignas(64) std::array<std::byte, kScratch * sizeof(double)> scratch;
+  std::byte* const kept = bytes(state_.buffers[index].copied_means);
+  std::byte* const means = kept ? kept + (piece.position + begin) * element : scratch.data();
+  mean_of(index, piece, begin, count, mean.weight, means);
+  if (state_.path.measures_norm && state_.options.reproducible)
+    add_squares(exact_squares_, dtype, means, count);
+  if (state_.path.measures_norm && !state_.options.reproducible) *norm += sum_of_squares(dtype, means, count);
+  update_range(index, piece, begin, count, means, out);
+}
+
+// From the mean of elements [begin, begin + count) of a piece, kScratch at most: their new values, in the
+// bucket's type, and their new state.
+void Commit::update_range(size_t index, const Piece& piece, size_t begin, size_t count, const std::byte* mean,
+                          std::byte* out) {
+  const DType wide_dtype = state_.plan[index].dtype;
+  const DType dtype = state_.model.parameters[piece.parameter]->dtype;
+  const size_t element = dtype_size(wide_dtype), byte_offset = (piece.begin + begin) * element;
+  const UpdateRule rule = state_.model.optimizer->rule(state_.model.updates[piece.parameter],
+                                                       state_.model.settings[piece.parameter]);
+  alignas(64) std::array<float, kScratch> widened;
+  const void* value = owned_values(index, piece, begin, count, widened.data());
+  std::vector<const void*> state_in;
+  std::vector<void*> state_out;
+  for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
+    state_in.push_back(bytes(host_state_[piece.parameter][s]) + byte_offset);
+    state_out.push_back(bytes(next_state_[piece.parameter][s]) + byte_offset);
+  }
+  if (!is_half(dtype)) return apply(rule, wide_dtype, count, mean, value, out, state_in, state_out);
+  float* const master = static_cast<float*>(state_out.back());
+  std::memcpy(master, state_in.back(), count * element);
+  refresh_masters(dtype, master, static_cast<const float*>(value), count);
+  state_in.pop_back(), state_out.pop_back();
+  apply(rule, wide_dtype, count, mean, master, master, state_in, state_out);
+  std::array<uint16_t, kScratch> narrowed;  // the values that the others get
+  narrow(dtype, narrowed.data(), master, count);
+  widen(dtype, reinterpret_cast<float*>(out), narrowed.data(), count);
+}
+
+void Commit::update_copies(size_t index) {
+  const Bucket& bucket = state_.plan[index];
+  const std::byte* const means = bytes(state_.buffers[index].copied_means);
+  alignas(64) std::array<std::byte, kScratch * sizeof(double)> values;  // which come from the owner
+  for (const Piece& piece : bucket.pieces) {
+    if (piece.owner == state_.rank() || !piece.is_kept_by(state_.rank())) continue;
+    if (!piece_mean(index, piece, true).present) continue;
+    for (size_t begin = 0; begin < piece.count; begin += kScratch) {
+      update_range(index, piece, begin, std::min(kScratch, piece.count - begin),
+                   means + (piece.position + begin) * dtype_size(bucket.dtype), values.data());
+    }
+  }
 }
 
 Status Commit::measure(size_t index) {
   const Bucket& bucket = state_.plan[index];
   BucketBuffers& buffers = state_.buffers[index];
   const size_t element = dtype_size(bucket.dtype);
-  if (!state_.path.alone_on_device) {
+  if (state_.path.updates_early) {
+    buffers.means.assign(bucket.pieces.size(),
+                         {true, state_.total_weight * state_.model.loss_scale.factor()});
+  } else if (!state_.path.alone_on_device) {
     buffers.means.clear();
     for (const Piece& piece : bucket.pieces)
       buffers.means.push_back(piece_mean(index, piece, state_.path.transforms));
@@ -274,7 +313,7 @@ std::vector<std::byte> Commit::norm_part() const {
   }
   double sum = 0;
   for (const BucketBuffers& buffers : state_.buffers) {
-    for (double norm : buffers.norms) sum += norm;
+    for (double norm : buffers.progress.norms) sum += norm;
   }
   std::vector<std::byte> part(sizeof sum);
   std::memcpy(part.data(), &sum, sizeof sum);
@@ -326,23 +365,20 @@ bool Commit::take_norm() {
 Status Commit::update(size_t index) {
   const Bucket& bucket = state_.plan[index];
   BucketBuffers& buffers = state_.buffers[index];
-  if (state_.path.returns_results) {
-    if (Status status = devices_.return_results(index); !status.ok()) return status;
-  }
-  for (size_t p = 0; p < state_.contexts.size(); ++p) {
-    DeviceContext& context = state_.contexts[p];
-    const void* sums = context.is_host() ? buffers.result_data() : buffers.devices[p].sums.get();
-    if (!context.is_host() && state_.path.returns_results) {
-      if (Status status = context.queue->wait(*buffers.devices[p].returned); !status.ok()) return status;
-    }
-    list_updates(index, context);
-    if (Status status = context.queue->update(bucket.dtype, update_pieces_, targets_, sums); !status.ok())
-      return status;
+  if (state_.path.returns_results) DSGD_RETURN_IF_ERROR(devices_.return_results(index));
+  for (size_t c = 0; c < state_.contexts.size(); ++c) {
+    DeviceContext& context = state_.contexts[c];
+    const void* sums = context.is_host() ? buffers.result_data() : buffers.devices[c].sums.get();
+    if (!context.is_host() && state_.path.returns_results)
+      DSGD_RETURN_IF_ERROR(context.queue->wait(*buffers.devices[c].returned));
+    if (state_.path.updates_early) DSGD_RETURN_IF_ERROR(context.queue->wait(*buffers.devices[c].reached));
+    list_updates(index, context, sums);
+    DSGD_RETURN_IF_ERROR(context.queue->update(bucket.dtype, update_pieces_, targets_, sums));
   }
   return {};
 }
 
-void Commit::list_updates(size_t index, DeviceContext& context) {
+void Commit::list_updates(size_t index, DeviceContext& context, const void* sums) {
   using device::Action;
   const Bucket& bucket = state_.plan[index];
   const size_t element = dtype_size(bucket.dtype);
@@ -385,11 +421,22 @@ void Commit::list_updates(size_t index, DeviceContext& context) {
         }
       }
     }
+    if (noted_ && context.is_host())
+      note_update(piece, update, static_cast<const std::byte*>(sums) + piece.position * element);
     update_pieces_.push_back(update);
   }
 }
 
-void Commit::finish() {
+void Commit::note_update(const Piece& piece, const device::UpdatePiece& update, const std::byte* sums) const {
+  using transport::StateParts;
+  const ParameterSettings& settings = state_.model.settings[piece.parameter];
+  noted_({update.action == device::Action::kUpdate ? StateParts::Kind::kUpdate : StateParts::Kind::kValues,
+          piece.parameter, piece.begin, piece.count, state_.model.updates[piece.parameter],
+          state_.model.optimizer->learning_rate(), settings.rate, settings.decay, update.divisor},
+         sums);
+}
+
+std::vector<char> Commit::finish() {
   std::vector<char> has_mean(state_.model.parameters.size(), 0);
   for (size_t b = 0; b < state_.plan.size(); ++b) {
     for (size_t i = 0; i < state_.plan[b].pieces.size(); ++i) {
@@ -401,6 +448,33 @@ void Commit::finish() {
     ++state_.model.updates[p];
     if (state_.path.updates_at_owner) std::swap(host_state_[p], next_state_[p]);
   }
+  return has_mean;
+}
+
+// ---- owners' state in a new view
+
+void Commit::advance_state(const std::vector<uint64_t>& updates) {
+  for (size_t p = 0; p < updates.size(); ++p) {
+    if (updates[p] != state_.model.updates[p]) std::swap(host_state_[p], next_state_[p]);
+  }
+}
+
+Status Commit::keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges) {
+  for (size_t p = 0; p < ranges.size(); ++p) {
+    const Parameter& parameter = *state_.model.parameters[p];
+    const size_t element = dtype_size(wide(parameter.dtype));
+    for (Memory& tensor : host_state_[p]) {
+      auto made = untouched_state(parameter.state_nbytes());
+      if (!made.ok()) return made.status();
+      for (const auto& [begin, end] : ranges[p])
+        std::memcpy(bytes(made.value()) + begin * element, bytes(tensor) + begin * element,
+                    (end - begin) * element);
+      tensor = std::move(made).value();
+    }
+    for (Memory& tensor : next_state_[p])
+      DSGD_RETURN_IF_ERROR(untouched_state(parameter.state_nbytes()).into(&tensor));
+  }
+  return {};
 }
 
 // ---- optimizer state, around a change of strategy

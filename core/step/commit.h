@@ -1,15 +1,17 @@
-// From sums to new values. What an owner computes before the commit (the mean in `simple`, new values and
-// state in `ps`) stays in buffers of the step; update() alone changes the model. Owners work on the host;
-// what all workers do alike is done by each device for its replicas.
+// Turns sums into new values. Before the commit an owner writes its results (the mean in `simple`, new values
+// and state in `ps`) into buffers of the step; only update() changes the model. Owners work on the host; each
+// device does for its replicas the work that is the same on all workers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "core/reduce/reproducible.h"
 #include "core/step/device_path.h"
+#include "transport/messages.h"
 
 namespace dsgd {
 
@@ -21,39 +23,58 @@ class Commit {
   Status make_state();
   size_t state_bytes() const { return state_bytes_; }
   void begin_step();
-  // At the owner of [begin, end) of a bucket, in order: its sums are complete.
+  // Turns the sums of [begin, end) of a bucket into results, at their owner. Called in order, when the sums
+  // are complete.
   void transform(size_t bucket, size_t begin, size_t end);
+  // Computes the next state of the copies that this worker keeps. Called when the means of the bucket have
+  // come from their owners, and its results have come, too.
+  void update_copies(size_t bucket);
   // Finds which parameters of a bucket have a mean, and adds the bucket's part of the norm.
   Status measure(size_t bucket);
   double norm_on_host() const;
-  // Owners have measured what they transformed; the workers exchange their parts of the norm.
+  // Where owners update, each worker has the norm of its own ranges only. norm_part() returns this worker's
+  // part, and add_norm_parts() adds up those of all workers.
   std::vector<std::byte> norm_part() const;
   Status add_norm_parts(const std::vector<std::vector<std::byte>>& parts);
-  // With a loss scale or clipping, once the norm is known. False: it is not finite, and nothing is updated.
+  // Applies the norm to loss scale and clipping. Returns false if it is not finite: nothing is updated then.
   bool take_norm();
   // Enqueues the updates of a bucket on all devices.
   Status update(size_t bucket);
-  // All updates are done, or enqueued in the devices' queues.
-  void finish();
+  // `noted` is called with each update of elements on the host, and its sums; null: with none.
+  using Noted = std::function<void(const transport::StateParts::Part& update, const std::byte* sums)>;
+  void on_update(Noted noted) { noted_ = std::move(noted); }
+  // All updates are done, or enqueued in the devices' queues. Returns, by parameter, whether there was one.
+  std::vector<char> finish();
+
+  // Another worker has made these numbers of updates, by parameter. This worker's own ranges and copies have
+  // the state of the next step already, since none gives out values before; it becomes the present one.
+  void advance_state(const std::vector<uint64_t>& updates);
+  // Releases the state of other ranges than these [begin, end), by parameter.
+  Status keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges);
 
   // State on the host: of the owner's ranges, or of all where the host has replicas.
   OptimizerState& host_state() { return host_state_; }
-  // Tensors of state that a parameter has: the optimizer's, then master values where it is of a half type.
-  // All are of wide(dtype).
-  size_t states_of(const Parameter& parameter) const;
+  size_t states_of(const Parameter& parameter) const { return state_.model.states_of(parameter); }
   // State of updates that all workers do alike goes from the first device to the host and from there to all
   // devices, around a change of strategy. Nothing to do where only the host has replicas, or owners update.
   void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
 
  private:
   size_t owned_state_bytes() const;
+  size_t replicated_state_bytes() const;
+  Result<Memory> untouched_state(size_t nbytes) const;
+  void update_owned(size_t bucket, const Piece& piece, size_t begin, size_t count, const PieceMean& mean,
+                    std::byte* out, double* norm);
+  void update_range(size_t bucket, const Piece& piece, size_t begin, size_t count, const std::byte* mean,
+                    std::byte* out);
   double exact_weight(size_t bucket, const Piece& piece) const;
   PieceMean piece_mean(size_t bucket, const Piece& piece, bool from_result) const;
   void mean_of(size_t bucket, const Piece& piece, size_t begin, size_t count, double weight,
                void* mean) const;
   const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count,
                            float* scratch) const;
-  void list_updates(size_t bucket, DeviceContext& context);
+  void list_updates(size_t bucket, DeviceContext& context, const void* sums);
+  void note_update(const Piece& piece, const device::UpdatePiece& update, const std::byte* sums) const;
   OptimizerState& state_of(DeviceContext& context) { return context.is_host() ? host_state_ : context.state; }
 
   StepState& state_;
@@ -63,9 +84,10 @@ class Commit {
   size_t state_bytes_ = 0;
   double squares_ = 0;            // of the mean, as far as the host computes them
   SquareDigits exact_squares_{};  // the same, when reproducible
-  double clip_divisor_ = 1;       // of the mean, so that it has the norm that it may have
+  double clip_divisor_ = 1;       // of the mean, so that its norm is at most clip_norm
   std::vector<device::UpdatePiece> update_pieces_;
   std::vector<void*> targets_;
+  Noted noted_;
 };
 
 }  // namespace dsgd

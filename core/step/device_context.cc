@@ -10,11 +10,8 @@ Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   if (!queue.ok()) return queue.status();
   DeviceContext context;
   context.queue = std::move(queue).value();
-  for (auto* event : {&context.enqueued, &context.reached, &context.last_use}) {
-    auto made = device->new_event();
-    if (!made.ok()) return made.status();
-    *event = std::move(made).value();
-  }
+  for (auto* event : {&context.enqueued, &context.reached, &context.last_use})
+    DSGD_RETURN_IF_ERROR(device->new_event().into(event));
   context.device = std::move(device);
   return context;
 }
@@ -29,9 +26,7 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
       if (!opened.ok()) return opened.status();
       for (auto* queue : {&opened.value().to_host, &opened.value().from_host}) {
         if (opened.value().is_host()) break;
-        auto made = replica->device->new_queue();
-        if (!made.ok()) return made.status();
-        *queue = std::move(made).value();
+        DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(queue));
       }
       context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(),
                                 std::move(opened).value());

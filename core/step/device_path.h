@@ -17,11 +17,11 @@ class DevicePath {
   Status begin_step();
   // The step changed nothing, so its copies may still be in progress when the next one begins.
   void skipped() { previous_step_skipped_ = true; }
-  // Orders a bucket's work behind what the streams of the host's have, then calls `then`: at once, unless the
-  // host is capturing a graph.
+  // Orders a bucket's work behind the work in the host's streams, then calls `then`: at once, unless the host
+  // is capturing a graph.
   void follow_streams(size_t bucket, std::function<void(const Status&)> then);
-  // The sums of a bucket, or its gradients when reproducible, and their way to the host; after
-  // follow_streams().
+  // Enqueues the sums of a bucket and their copies to the host; when reproducible, the copies of its
+  // gradients. Call it after follow_streams().
   Status fetch(size_t bucket, size_t context);
   // Calls `fetched` when those of all devices are on the host; `failed` for each device that fails.
   void when_fetched(size_t bucket, std::function<void()> fetched, std::function<void(const Status&)> failed);
@@ -43,6 +43,7 @@ class DevicePath {
  private:
   Status follow_streams(size_t bucket, DeviceContext& context);
   Status fetch_values(size_t bucket, size_t context);
+  Status sum(size_t bucket, size_t context);  // as listed in sums_; with the check, if there is one
 
   StepState& state_;
   device::Waiter& waiter_;

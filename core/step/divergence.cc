@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/base/mix.h"
+#include "core/base/text.h"
 #include "transport/network.h"
 
 namespace dsgd {
@@ -21,16 +22,15 @@ std::vector<const Parameter*> trained(const Model& model) {
 }
 
 // Returns the index of the digest that covers parameter `index` of `count`.
-size_t place_of(size_t index, size_t count) {
+size_t digest_index(size_t index, size_t count) {
   return count <= kMaxDigests ? index : index * kMaxDigests / count;
 }
 
 std::string ranks_text(const std::vector<int32_t>& ranks) {
   constexpr size_t kNamed = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)
-    text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return ranks.size() > kNamed ? text + " and " + std::to_string(ranks.size() - kNamed) + " more" : text;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) names.push_back(std::to_string(ranks[i]));
+  return (ranks.size() == 1 ? "rank " : "ranks ") + list_text(names, ranks.size());
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ std::vector<uint64_t> fold_digests(const std::vector<uint64_t>& by_parameter) {
   const size_t count = by_parameter.size();
   std::vector<uint64_t> folded(kMaxDigests, 0);
   for (size_t i = 0; i < count; ++i) {
-    uint64_t& digest = folded[place_of(i, count)];
+    uint64_t& digest = folded[digest_index(i, count)];
     digest = finalize64(digest ^ by_parameter[i]) + i;
   }
   return folded;
@@ -77,7 +77,7 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
   const std::vector<const Parameter*> parameters = trained(model);
   size_t first = 0;
   while (first < parameters.size() &&
-         place_of(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
+         digest_index(first, parameters.size()) < static_cast<size_t>(here - good.begin()))
     ++first;
   if (good.size() != bad.size() || first == parameters.size()) {
     return diverged(when, "values of " + ranks_text(others) + " against " + ranks_text(most->second))

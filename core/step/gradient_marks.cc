@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/text.h"
+
 namespace dsgd {
 namespace {
 
@@ -66,7 +68,7 @@ Status GradientMarks::mark(const Replica& replica, std::span<Parameter* const> p
   }
   for (const Parameter* parameter : parameters) {
     if (replica.device->is_host()) break;
-    if (Status status = note_stream(replica, *parameter, stream); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(note_stream(replica, *parameter, stream));
   }
   complete->reserve(complete->size() + buckets);
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -145,19 +147,18 @@ UnmarkedGradients GradientMarks::unmarked() const {
   std::lock_guard lock(mutex_);
   constexpr size_t kNamed = 3;
   UnmarkedGradients found;
+  std::vector<std::string> names;
   size_t count = 0;
   for (size_t p = 0; p < unmarked_.size(); ++p) {
     for (size_t r = 0; r < marks_.size(); ++r) {
       if (buckets_of_[p].empty() || marks_[r][p] != Mark::kNone || ++count > kNamed) continue;
       const std::string& name = model_.parameters[p]->name;
       if (count == 1) found.parameter = name;
-      found.text += (count == 1 ? "'" : ", '") + name + "'" +
-                    (marks_.size() > 1 ? " of replica " + std::to_string(r) : "");
+      names.push_back("'" + name + "'" + (marks_.size() > 1 ? " of replica " + std::to_string(r) : ""));
     }
   }
   if (count == 0) return found;
-  if (count > kNamed) found.text += " and " + std::to_string(count - kNamed) + " more";
-  found.text = (count == 1 ? "gradient " : "gradients ") + found.text +
+  found.text = (count == 1 ? "gradient " : "gradients ") + list_text(names, count) +
                (count == 1 ? " was not marked" : " were not marked");
   return found;
 }
@@ -213,18 +214,15 @@ Status GradientMarks::record_streams(uint32_t bucket) {
 
 Status GradientMarks::follow_streams(uint32_t replica, uint32_t bucket, device::WorkQueue& queue) const {
   const BucketStreams& of_bucket = streams_[replica].buckets[bucket];
-  for (size_t s = 0; s < of_bucket.streams.size(); ++s) {
-    if (Status status = queue.wait(*of_bucket.events[s]); !status.ok()) return status;
-  }
+  for (size_t s = 0; s < of_bucket.streams.size(); ++s)
+    DSGD_RETURN_IF_ERROR(queue.wait(*of_bucket.events[s]));
   return {};
 }
 
 Status GradientMarks::order_streams_after(uint32_t replica, device::DeviceEvent& event) const {
   std::lock_guard lock(mutex_);  // gradients of frozen parameters, which no step waits for, may be marked now
-  for (void* stream : streams_[replica].streams) {
-    if (Status status = model_.replicas[replica]->device->stream_wait(stream, event); !status.ok())
-      return status;
-  }
+  for (void* stream : streams_[replica].streams)
+    DSGD_RETURN_IF_ERROR(model_.replicas[replica]->device->stream_wait(stream, event));
   return {};
 }
 
@@ -232,9 +230,7 @@ Status GradientMarks::order_after_values(const Replica& replica, void* stream) {
   std::lock_guard lock(mutex_);
   auto& values = streams_[replica.index].values;
   if (!values) {
-    auto made = replica.device->new_event();
-    if (!made.ok()) return made.status();
-    values = std::move(made).value();
+    DSGD_RETURN_IF_ERROR(replica.device->new_event().into(&values));
   }
   Status status = replica.device->record_stream(*values, nullptr);
   return status.ok() ? replica.device->stream_wait(stream, *values) : status;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/describe.h"
 #include "core/base/text.h"
 #include "core/config/config.h"
 #include "core/reduce/exact_sum.h"
@@ -58,10 +59,10 @@ std::string settings_text(const Model& model) {
 
 Status settings_difference(const std::string& step, const Group& group,
                            const std::vector<std::vector<std::byte>>& texts) {
-  for (size_t place = 1; place < texts.size(); ++place) {
-    const int32_t rank = group.ranks[place];
+  for (size_t index = 1; index < texts.size(); ++index) {
+    const int32_t rank = group.ranks[index];
     const std::string difference =
-        first_difference(text_of(texts[0]), text_of(texts[place]), rank, group.ranks[0]);
+        first_difference(text_of(texts[0]), text_of(texts[index]), rank, group.ranks[0]);
     if (difference.empty()) continue;
     return Status(Code::kMismatch, step + ": workers disagree on settings: " + difference +
                                        "; call dsgd_parameter_set alike on all workers")
@@ -76,28 +77,25 @@ Status settings_difference(const std::string& step, const Group& group,
 }
 
 std::vector<std::byte> make_header(const StepState& state, const HeaderDigests& digests) {
-  return transport::encode(
-      transport::StepHeader{state.request.step, digests.strategy_version, settings_digest(state.model),
-                            digests.plan, digests.values, state.model.optimizer->learning_rate(),
-                            state.model.loss_scale.factor(), state.request.stop, state.request.weights});
+  return transport::encode(transport::StepHeader{
+      state.request.step, digests.strategy_version, settings_digest(state.model), digests.plan,
+      digests.values, state.model.optimizer->learning_rate(), state.model.loss_scale.factor(),
+      state.request.stop, state.request.weights, state.request.drawn});
 }
 
 HeaderVerdict read_headers(StepState* state, const Group* group,
                            const std::vector<std::vector<std::byte>>& headers) {
   WeightDigits weights{};
-  state->positive = 0;
+  state->contributing_replicas = 0;
+  state->drawn.clear();
   state->result.stop = false;
   transport::StepHeader first;
   const std::string operation = state->name();
   const size_t first_rank = group ? static_cast<size_t>(group->ranks.front()) : 0;
   for (size_t rank = first_rank; rank < headers.size(); ++rank) {
-    if (group && group->place_of(static_cast<int32_t>(rank)) < 0) continue;
-    const auto invalid = [&](const std::string& what) -> HeaderVerdict {
-      return Status(Code::kInternal, operation + ": the step header of rank " + std::to_string(rank) +
-                                         " is invalid: " + what +
-                                         "; all workers must run the same version of dsgd")
-          .with_rank(static_cast<int32_t>(rank))
-          .with_operation(operation);
+    if (group && group->index_of(static_cast<int32_t>(rank)) < 0) continue;
+    const auto invalid = [&](const std::string& why) -> HeaderVerdict {
+      return invalid_data(operation, static_cast<int32_t>(rank), "an invalid step header: " + why);
     };
     const Result<transport::StepHeader> decoded = transport::decode_step_header(headers[rank]);
     if (!decoded.ok()) return invalid(decoded.status().message());
@@ -116,9 +114,10 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
                      "all workers must make the same number of steps");
     }
     if (header.strategy_version != first.strategy_version) {
-      return differs("the number of strategy changes", std::to_string(first.strategy_version),
-                     std::to_string(header.strategy_version),
-                     "dsgd_strategy_set is called by all workers between the same steps");
+      return differs("the number of strategy changes and loaded checkpoints",
+                     std::to_string(first.strategy_version), std::to_string(header.strategy_version),
+                     "dsgd_strategy_set and dsgd_checkpoint_load are called by all workers between the same "
+                     "steps");
     }
     if (std::memcmp(&header.learning_rate, &first.learning_rate, sizeof header.learning_rate) != 0) {
       return differs("the learning rate", number_text(first.learning_rate), number_text(header.learning_rate),
@@ -143,17 +142,20 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
               HeaderVerdict::Difference::kValues};
     }
     state->result.stop = state->result.stop || header.stop;
+    if (header.drawn.made > 0) state->drawn[static_cast<int32_t>(rank)] = header.drawn;
     for (const double weight : header.weights) {
       if (!(weight == 0 || (weight >= kWeightLeast && weight < kWeightLimit)))
         return invalid("weight " + number_text(weight));
       add_weight(weights, weight);
-      state->positive += weight > 0;
+      state->contributing_replicas += weight > 0;
     }
   }
   // Exact, so that it does not depend on which worker has which replica.
   state->total_weight = weight_of(weights);
   state->result.weight = state->total_weight;
-  state->result.all_done = state->positive == 0;
+  // After a loss the others may have more data than they knew of when they began this step.
+  state->result.all_done =
+      state->contributing_replicas == 0 && state->result.view == state->request.previous_view;
   return {};
 }
 

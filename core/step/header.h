@@ -14,7 +14,7 @@
 namespace dsgd {
 
 struct HeaderDigests {
-  uint64_t strategy_version;  // number of changes of the plan
+  uint64_t strategy_version;  // changes of the plan, and loaded checkpoints
   uint64_t plan;
   uint64_t values;  // of a part of the values (value_comparison.h)
 };

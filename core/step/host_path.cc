@@ -20,7 +20,7 @@ void write_trailer(std::byte* data, size_t position, double count, double weight
 }  // namespace
 
 HostPath::Elements HostPath::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
-  const auto [context, k] = state_.where[replica];
+  const auto [context, k] = state_.location_of_replica[replica];
   if (state_.contexts[context].is_host())
     return {state_.model.parameters[piece.parameter]->dtype, state_.gradient_at(replica, piece)};
   const DType dtype = state_.plan[index].dtype;
@@ -28,17 +28,38 @@ HostPath::Elements HostPath::gradient_of(size_t index, uint32_t replica, const P
           bytes(state_.buffers[index].devices[context].fetched[k]) + piece.position * dtype_size(dtype)};
 }
 
+template <typename Use>
+void HostPath::for_parts(const Elements& gradient, size_t count, NonFinite* found, Use use) const {
+  if (!state_.options.checks_gradients()) return use(gradient, 0, count);
+  constexpr size_t kPart = 4096;  // elements that stay in the cache
+  alignas(64) std::array<std::byte, kPart * sizeof(double)> finite;
+  for (size_t begin = 0; begin < count; begin += kPart) {
+    const size_t some = std::min(kPart, count - begin);
+    NonFinite in_part;
+    // The weight of 1 leaves bits unchanged, but for half types, which are widened.
+    weighted_set(gradient.dtype, finite.data(), gradient.data + begin * dtype_size(gradient.dtype), some, 1,
+                 &in_part);
+    found->add(in_part, begin);
+    use(Elements{wide(gradient.dtype), finite.data()}, begin, some);
+  }
+}
+
 void HostPath::raise_exponents(size_t index) {
   const Bucket& bucket = state_.plan[index];
+  std::vector<NonFinite>& found = state_.buffers[index].non_finite;
+  std::fill(found.begin(), found.end(), NonFinite());
   std::memset(state_.exponents_at(index, 0), 0,
               bucket.elements * dtype_size(reproducible::exponent_type(bucket.dtype)));
-  for (const Piece& piece : bucket.pieces) {
+  for (size_t i = 0; i < bucket.pieces.size(); ++i) {
+    const Piece& piece = bucket.pieces[i];
     for (uint32_t r = 0; r < state_.model.replicas.size(); ++r) {
       const double weight = state_.weight_of(r, piece.parameter);
       if (weight == 0) continue;
-      const Elements gradient = gradient_of(index, r, piece);
-      reproducible::raise_exponents(gradient.dtype, gradient.data, piece.count, weight,
-                                    state_.exponents_at(index, piece.position));
+      for_parts(gradient_of(index, r, piece), piece.count, found.data() + i,
+                [&](const Elements& part, size_t begin, size_t count) {
+                  reproducible::raise_exponents(part.dtype, part.data, count, weight,
+                                                state_.exponents_at(index, piece.position + begin));
+                });
     }
   }
 }
@@ -47,12 +68,14 @@ void HostPath::add_up(size_t index) {
   if (state_.options.reproducible) return add_up_exactly(index);
   const Bucket& bucket = state_.plan[index];
   BucketBuffers& buffers = state_.buffers[index];
-  for (size_t p = 0; p < state_.contexts.size(); ++p) {
-    if (state_.contexts[p].is_host()) {
-      sums_.list_gradients(state_, index, state_.contexts[p]);
-      state_.contexts[p].queue->sum(bucket.dtype, sums_.pieces, sums_.terms, buffers.data.get());
-    } else if (buffers.devices[p].fetched_sums) {
-      reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.devices[p].fetched_sums.get(),
+  for (size_t c = 0; c < state_.contexts.size(); ++c) {
+    if (state_.contexts[c].is_host()) {
+      sums_.list_gradients(state_, index, state_.contexts[c]);
+      std::fill(buffers.non_finite.begin(), buffers.non_finite.end(), NonFinite());
+      state_.contexts[c].queue->sum(bucket.dtype, sums_.pieces, sums_.terms, buffers.data.get(),
+                                    state_.options.checks_gradients() ? buffers.non_finite.data() : nullptr);
+    } else if (buffers.devices[c].fetched_sums) {
+      reduce_into(bucket.dtype, Reduction::kSum, buffers.data.get(), buffers.devices[c].fetched_sums.get(),
                   bucket.elements);
     }
   }
@@ -66,9 +89,14 @@ void HostPath::add_up_exactly(size_t index) {
     for (uint32_t r = 0; r < state_.model.replicas.size(); ++r) {
       const double weight = state_.weight_of(r, piece.parameter);
       if (weight == 0) continue;
-      const Elements gradient = gradient_of(index, r, piece);
-      reproducible::accumulate(gradient.dtype, gradient.data, piece.count, weight,
-                               state_.exponents_at(index, piece.position), state_.total_replicas, sums);
+      NonFinite counted;  // by raise_exponents()
+      for_parts(gradient_of(index, r, piece), piece.count, &counted,
+                [&](const Elements& part, size_t begin, size_t count) {
+                  reproducible::accumulate(part.dtype, part.data, count, weight,
+                                           state_.exponents_at(index, piece.position + begin),
+                                           state_.total_replicas,
+                                           state_.data_at(index, piece.position + begin));
+                });
     }
   }
 }

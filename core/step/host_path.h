@@ -25,6 +25,10 @@ class HostPath {
     const std::byte* data;
   };
   Elements gradient_of(size_t bucket, uint32_t replica, const Piece& piece) const;
+  // Calls use(elements, begin, count) for parts of a gradient that together are the whole. Where gradients
+  // are checked, elements that are not finite are zero in the parts, and added to `found`.
+  template <typename Use>
+  void for_parts(const Elements& gradient, size_t count, NonFinite* found, Use use) const;
   void add_up_exactly(size_t bucket);
   void write_exact_trailers(size_t bucket);
 

@@ -5,12 +5,15 @@
 #include <map>
 #include <utility>
 
+#include "core/base/describe.h"
 #include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/collectives/all_reduce.h"
+#include "core/collectives/range_transfers.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 #include "core/step/divergence.h"
+#include "core/step/gradient_check.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -22,6 +25,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options)
       host_(state_),
       devices_(state_, waiter_),
       commit_(state_, devices_),
+      wire_(state_),
       untrained_(state_),
       values_(state_, loop, waiter_),
       group_(state_),
@@ -32,10 +36,10 @@ Step::~Step() = default;
 
 void Step::set_contexts(std::vector<DeviceContext> contexts) {
   state_.contexts = std::move(contexts);
-  state_.where.resize(state_.model.replicas.size());
-  for (size_t p = 0; p < state_.contexts.size(); ++p) {
-    const std::vector<uint32_t>& replicas = state_.contexts[p].replicas;
-    for (size_t k = 0; k < replicas.size(); ++k) state_.where[replicas[k]] = {p, k};
+  state_.location_of_replica.resize(state_.model.replicas.size());
+  for (size_t c = 0; c < state_.contexts.size(); ++c) {
+    const std::vector<uint32_t>& replicas = state_.contexts[c].replicas;
+    for (size_t k = 0; k < replicas.size(); ++k) state_.location_of_replica[replicas[k]] = {c, k};
   }
 }
 
@@ -50,16 +54,28 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   state_.plan = std::move(plan.buckets);
   state_.strategy = std::move(plan.strategy);
   state_.path = state_.choose_path();
-  state_.buffers.clear();
-  state_.buffers.resize(state_.plan.size());
-  state_.buffer_bytes = 0;
-  if (Status status = state_.marks.set_plan(state_.plan); !status.ok()) return status;
-  for (size_t b = 0; b < state_.plan.size(); ++b) {
-    if (Status status = state_.make_buffers(b); !status.ok()) return status;
-  }
-  if (Status status = untrained_.make_buffers(); !status.ok()) return status;
-  if (Status status = commit_.make_state(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(state_.marks.set_plan(state_.plan));
+  DSGD_RETURN_IF_ERROR(state_.make_buffers());
+  DSGD_RETURN_IF_ERROR(wire_.make_buffers());
+  DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
+  DSGD_RETURN_IF_ERROR(commit_.make_state());
   counters_.state.set(commit_.state_bytes());
+  return values_.make_buffers();
+}
+
+Status Step::change_plan(Plan plan) {
+  plan_digest_ = plan.digest();
+  state_.plan = std::move(plan.buckets);
+  std::vector<char> ready;
+  for (const BucketBuffers& buffers : state_.buffers) ready.push_back(buffers.progress.ready);
+  DSGD_RETURN_IF_ERROR(state_.make_buffers());
+  for (size_t b = 0; b < ready.size() && b < state_.buffers.size(); ++b)
+    state_.buffers[b].progress.ready = ready[b];
+  group_.change_view();
+  DSGD_RETURN_IF_ERROR(wire_.make_buffers());
+  DSGD_RETURN_IF_ERROR(commit_.make_state());
+  counters_.state.set(commit_.state_bytes());
+  DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
   return values_.make_buffers();
 }
 
@@ -73,27 +89,66 @@ void Step::begin(StepRequest request, Done done) {
   state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->members().view().view) : 1;
   state_.result.size = state_.mesh ? state_.mesh->peers.size() : 1;
   operations_ = {state_.request.call, state_.plan.size()};
-  header_done_ = norms_done_ = agreed_ = committed_ = second_attempt_ = all_enqueued_ = false;
+  progress_ = {};
+  progress_.begun = progress_.marked = loop_.now();
+  for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
   group_.begin_step();
   commit_.begin_step();
-  bucket_failure_ = {};
-  next_ = open_ = reduced_ = next_gather_ = 0;
-  for (BucketBuffers& buffers : state_.buffers) {
-    buffers.ready = buffers.reduced = buffers.travelled = buffers.returned = buffers.travels = false;
-    buffers.held = nullptr;
-    buffers.norms.clear();
-  }
-  begun_ = marked_ = loop_.now();
   counters_.buffers.set(state_.buffer_bytes);
   watch();
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
-  values_.fetch(ValueComparison::part_of(state_.request.step), state_.request.deadline,
+  values_.fetch(values_.part_of(state_.request.step), state_.request.deadline,
                 or_device_failure([this] { send_header(); }));
 }
 
+// ---- another view
+
+// Callbacks return at once while done_ is empty, so a suspended step ignores them. A step in which no replica
+// has a weight changes nothing, and its comparison of values needs the others: it can be suspended even in
+// its commit.
+bool Step::suspend(const Status& why) {
+  if (!done_) return true;
+  if (progress_.committed && state_.contributing_replicas > 0) return false;
+  suspended_ = std::exchange(done_, nullptr);
+  cancel_timers();
+  devices_.skipped();
+  for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
+  waiter_.fail(why);
+  return true;
+}
+
+void Step::begin_suspended(StepRequest request, Done done) {
+  state_.request = std::move(request);
+  suspended_ = std::move(done);
+  for (BucketBuffers& buffers : state_.buffers) buffers.progress.ready = false;
+}
+
+bool Step::resume(uint64_t call) {
+  if (!suspended_) return false;
+  StepRequest request = state_.request;
+  request.call = call;
+  request.deadline = loop_.now() + request.timeout;
+  std::vector<uint32_t> ready;
+  for (uint32_t b = 0; b < state_.buffers.size(); ++b) {
+    if (state_.buffers[b].progress.ready) ready.push_back(b);
+  }
+  begin(std::move(request), std::exchange(suspended_, nullptr));
+  buckets_ready(ready);
+  return true;
+}
+
+void Step::end_suspended(const StepResult& result) {
+  state_.result = result;
+  state_.drawn.clear();
+  counters_.ended.add(1);
+  if (result.applied) counters_.applied.add(1);
+  const Done done = std::exchange(suspended_, nullptr);
+  done({}, state_.result);
+}
+
 void Step::send_header() {
-  const uint64_t digest = values_.digest(ValueComparison::part_of(state_.request.step));
+  const uint64_t digest = values_.digest(values_.part_of(state_.request.step));
   add(std::make_unique<Exchange>(
       state_.mesh->operations,
       shape_of(operations_.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
@@ -106,43 +161,45 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   if (!done_) return;
   // A mismatch means that some worker made another call, so no worker has all headers: none goes on with this
   // step.
-  agreed_ = status.code() == Code::kMismatch;
+  progress_.agreed = status.code() == Code::kMismatch;
   if (!status.ok()) {
-    if (!agreed_ && group_.members_have_left()) refuse(status);
+    if (!progress_.agreed && group_.members_have_left()) refuse(status);
     return fail(status);
   }
   const Result<bool> changed = group_.regroup(operations_.header());
   if (!changed.ok()) {  // the same on all workers
-    agreed_ = true;
+    progress_.agreed = true;
     return fail(changed.status());
   }
-  second_attempt_ = changed.value();
+  progress_.second_attempt = changed.value();
   const HeaderVerdict verdict = read_headers(&state_, group_.workers().get(), headers);
   if (!verdict.status.ok()) {
-    agreed_ = true;
+    progress_.agreed = true;
     if (verdict.difference == HeaderVerdict::Difference::kSettings) return compare_settings();
     if (verdict.difference == HeaderVerdict::Difference::kValues)
       return compare_values([this, why = verdict.status] { fail(why); });
     return fail(verdict.status);
   }
-  if (!bucket_failure_.ok() && !second_attempt_) return fail(bucket_failure_);
-  header_done_ = true;
-  if (second_attempt_) restart_buckets();
+  if (!progress_.bucket_failure.ok() && !progress_.second_attempt) return fail(progress_.bucket_failure);
+  progress_.header_done = true;
+  wire_.begin_step();
+  if (progress_.second_attempt) restart_buckets();
   for (BucketBuffers& buffers : state_.buffers) {
-    if (Direct* held = std::exchange(buffers.held, nullptr)) held->release();
+    if (Direct* held = std::exchange(buffers.progress.held, nullptr)) held->release();
     if (!done_) return;
   }
   launch();
 }
 
 void Step::restart_buckets() {
-  bucket_failure_ = {};
-  for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
-  state_.mesh->operations.drop(operations_.exponents(0, false), operations_.exponents(0, true));
-  const size_t begun = next_;  // fetch() may start further buckets
+  progress_.bucket_failure = {};
+  for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
+  state_.mesh->operations.drop(operations_.exponents(0, false), operations_.exponents(0, true),
+                               Status(Code::kClosed, "the step begins again without a worker that has left"));
+  const size_t begun = progress_.next;  // fetch() may start further buckets
   for (size_t b = 0; b < begun && done_; ++b) {
     // A bucket that is still being fetched goes on.
-    if (std::exchange(state_.buffers[b].travels, false)) fetch(b);
+    if (std::exchange(state_.buffers[b].progress.contributed, false)) fetch(b);
   }
 }
 
@@ -157,65 +214,67 @@ void Step::compare_values(std::function<void()> agreed) {
                                                                                  std::vector<uint64_t> mine) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
-    exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
-             transport::encode(transport::ValueDigests{std::move(mine)}), [this, agreed](const auto& all) {
-               std::map<int32_t, std::vector<uint64_t>> digests;
-               for (size_t place = 0; place < all.size(); ++place) {
-                 const int32_t rank = group_.workers()->ranks[place];
-                 auto theirs = transport::decode_value_digests(all[place]);
-                 if (!theirs.ok()) {
-                   return fail(Status(Code::kInternal, name() + ": the value digests of rank " +
-                                                           std::to_string(rank) +
-                                                           " are invalid: " + theirs.status().message() +
-                                                           "; all workers must run the same version of dsgd")
-                                   .with_rank(rank)
-                                   .with_operation(name()));
-                 }
-                 digests[rank] = std::move(theirs).value().digests;
-               }
-               const Status same = find_divergence(state_.model, digests, name());
-               same.ok() ? agreed() : fail(same);
-             });
+    exchange(
+        operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
+        transport::encode(transport::ValueDigests{std::move(mine)}), [this, agreed](const auto& all) {
+          std::map<int32_t, std::vector<uint64_t>> digests;
+          for (size_t index = 0; index < all.size(); ++index) {
+            const int32_t rank = group_.workers()->ranks[index];
+            auto theirs = transport::decode_value_digests(all[index]);
+            if (!theirs.ok())
+              return fail(invalid_data(name(), rank, "invalid value digests: " + theirs.status().message()));
+            digests[rank] = std::move(theirs).value().digests;
+          }
+          const Status same = find_divergence(state_.model, digests, name());
+          same.ok() ? agreed() : fail(same);
+        });
   });
 }
 
 // ---- buckets
 
 void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
-  if (!done_ || buckets.empty()) return;
-  marked_ = loop_.now();
   for (uint32_t bucket : buckets) {
-    state_.buffers[bucket].ready = true;
-    state_.buffers[bucket].marked = marked_;
+    if (suspended_) state_.buffers[bucket].progress.ready = true;
+  }
+  if (!done_ || buckets.empty()) return;
+  progress_.marked = loop_.now();
+  for (uint32_t bucket : buckets) {
+    state_.buffers[bucket].progress.ready = true;
+    state_.buffers[bucket].progress.marked = progress_.marked;
   }
   launch();
 }
 
 // Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
 void Step::launch() {
-  if (state_.options.reproducible && !header_done_) return;  // weights set the units of the sums
+  // The units of the sums depend on all weights, which come with the headers.
+  if ((state_.options.reproducible || state_.path.narrows) && !progress_.header_done) return;
   // A team cannot take back a collective, so all workers must have agreed before.
-  if (state_.path.by_teams && !header_done_) return;
-  if (!header_done_ && group_.members_have_left()) return;  // the header decides which workers remain
-  // From a bucket that was done at once: the loop below goes on.
+  if (state_.path.by_teams && !progress_.header_done) return;
+  if (!progress_.header_done && group_.members_have_left())
+    return;  // the header decides which workers remain
+  // A call from within the loop below, by a bucket that has ended at once; that loop goes on.
   if (std::exchange(launching_, true)) return;
-  while (done_ && next_ < state_.plan.size() && open_ < kOpenTasks && state_.buffers[next_].ready) {
-    ++open_;
-    const size_t index = next_++;
+  while (done_ && progress_.next < state_.plan.size() && progress_.open < kOpenTasks &&
+         state_.buffers[progress_.next].progress.ready) {
+    ++progress_.open;
+    const size_t index = progress_.next++;
     const auto begin = [this, index] { state_.path.in_team ? reduce_in_team(index) : fetch(index); };
     state_.contexts.back().is_host() ? begin() : devices_.follow_streams(index, or_device_failure(begin));
   }
   launching_ = false;
   if (!done_) return;
-  if (state_.path.by_teams && next_ == state_.plan.size()) tell_all_enqueued();
+  if (state_.path.by_teams && progress_.next == state_.plan.size()) tell_all_enqueued();
+  report_gradients();
   launch_gathers();
-  finish();
+  commit_if_complete();
 }
 
 void Step::fetch(size_t index) {
-  for (size_t p = 0; p < state_.contexts.size(); ++p) {
-    if (state_.contexts[p].is_host()) continue;
-    if (Status status = devices_.fetch(index, p); !status.ok()) return device_failed(status);
+  for (size_t c = 0; c < state_.contexts.size(); ++c) {
+    if (state_.contexts[c].is_host()) continue;
+    if (Status status = devices_.fetch(index, c); !status.ok()) return device_failed(status);
   }
   if (state_.path.stays_on_device) return contribute(index);
   devices_.when_fetched(
@@ -256,13 +315,14 @@ void Step::contribute(size_t index) {
 void Step::reduce(size_t index) {
   if (!state_.mesh) return bucket_done(index, {});
   BucketBuffers& buffers = state_.buffers[index];
-  buffers.travels = true;
-  buffers.sent = loop_.now();
+  buffers.progress.contributed = true;
+  buffers.progress.sent = loop_.now();
   Direct* held = nullptr;
   auto made = make_reduction(index, &held);
   if (!made.ok()) return fail(made.status());
   Task* added = add(std::move(made).value());
-  if (added && held && !header_done_) buffers.held = held;
+  if (added && held && !progress_.header_done) buffers.progress.held = held;
+  report_gradients();
 }
 
 // `held`: the task that waits for the header before it turns sums into results, if there is one.
@@ -272,16 +332,20 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
   const StepPath& path = state_.path;
   const DType sum_type = state_.data_type(bucket);
   auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
-  const auto done = [this, index, attempt = second_attempt_](const Status& status) {
-    if (attempt == second_attempt_) bucket_done(index, status);
+  const auto done = [this, index, attempt = progress_.second_attempt](const Status& status) {
+    if (attempt == progress_.second_attempt) bucket_done(index, status);
   };
-  if (!path.transforms && !path.by_teams) {
+  const bool narrows = path.narrows && sum_type == DType::kFloat32;
+  if (!path.has_owners && !path.by_teams && !narrows) {
     AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
     return make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm, std::move(all), done,
                            group_.workers());
   }
   DirectPlan direct;
-  direct.slices = path.transforms ? group_.slices_of(bucket) : state_.teams.owners(bucket.elements);
+  direct.slices = path.has_owners ? group_.slices_of(bucket)
+                  : path.by_teams
+                      ? state_.teams.owners(bucket.elements)
+                      : slices_between(balanced_slices(bucket.elements, group_.workers()->size()));
   if (path.by_teams) direct.parts = state_.teams.parts(bucket.elements);
   direct.element = dtype_size(sum_type);
   direct.data = bytes(buffers.data);
@@ -291,67 +355,125 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
   };
   direct.result_element = dtype_size(bucket.dtype);
   direct.result = buffers.result_data();
-  if (path.transforms)
-    direct.transform = [this, index](size_t begin, size_t end) { commit_.transform(index, begin, end); };
+  if (narrows) wire_.round_contributions(index, group_.workers()->own_index, &direct);
+  if (path.transforms || narrows) {
+    direct.transform = [this, index,
+                        last = direct.slices[static_cast<size_t>(group_.workers()->own_index)].end](
+                           size_t begin, size_t end) {
+      if (state_.path.transforms) commit_.transform(index, begin, end);
+      if (state_.path.narrows) wire_.round_results(index, begin, end);
+      if (end == last && copies_are_due()) send_means(index);
+    };
+  }
   shape.tag = Direct::tag(state_.mesh->operations, direct);
-  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct), !header_done_, done,
-                                       group_.workers());
-  if (!header_done_) *held = task.get();
+  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct),
+                                       !progress_.header_done, done, group_.workers());
+  if (!progress_.header_done) *held = task.get();
   return std::unique_ptr<Task>(std::move(task));
 }
 
 void Step::bucket_done(size_t index, const Status& status) {
   if (!done_) return;
-  if (!status.ok() && !header_done_) {
-    // A peer may have refused the bucket because its headers did not agree; ours will tell the same.
-    if (bucket_failure_.ok()) bucket_failure_ = status;
+  if (!status.ok() && !progress_.header_done) {
+    // A peer may have refused the bucket because the headers disagree. Keep the error until this worker has
+    // the headers, too: their difference says more.
+    if (progress_.bucket_failure.ok()) progress_.bucket_failure = status;
     return;
   }
   if (!status.ok()) return fail(status);
   BucketBuffers& buffers = state_.buffers[index];
-  buffers.held = nullptr;
-  buffers.reduced = true;
+  buffers.progress.held = nullptr;
+  buffers.progress.reduced = true;
   const transport::Time now = loop_.now();
-  const transport::Time sent = buffers.travels ? buffers.sent : now;
-  trace_bucket(index, "gradients", begun_, buffers.marked);
-  trace_bucket(index, "contribution", buffers.marked, sent);
-  if (buffers.travels) {
+  const transport::Time sent = buffers.progress.contributed ? buffers.progress.sent : now;
+  trace_bucket(index, "gradients", progress_.begun, buffers.progress.marked);
+  trace_bucket(index, "contribution", buffers.progress.marked, sent);
+  if (buffers.progress.contributed) {
     trace_bucket(index, "travel", sent, now);
     counters_.buckets.add(1);
     counters_.travel.add(now - sent);
   }
-  --open_;
+  --progress_.open;
+  if (copies_are_due()) {
+    send_means(index);  // where this worker owns no part of the bucket
+    make_copies(index);
+    if (!done_) return;
+  }
   if (state_.path.returns_early) {
     if (Status enqueued = devices_.return_results(index); !enqueued.ok()) return device_failed(enqueued);
   }
   if (state_.path.in_team && !state_.path.stays_on_device) {
-    buffers.travelled = true;
+    buffers.progress.awaits_gather = true;
   } else {
-    ++reduced_;
+    ++progress_.reduced;
   }
   launch();
+}
+
+// ---- copies of the owners' state
+
+void Step::send_means(size_t index) {
+  if (!done_ || std::exchange(state_.buffers[index].progress.copying, true)) return;
+  const Bucket& bucket = state_.plan[index];
+  const size_t element = dtype_size(bucket.dtype);
+  std::vector<RangeTransfer> transfers;
+  for (const CopiedRange& range : bucket.copied) {
+    transfers.push_back({group_.workers()->index_of(range.owner), group_.workers()->index_of(range.keeper),
+                         bytes(state_.buffers[index].copied_means) + range.begin * element,
+                         (range.end - range.begin) * element});
+  }
+  auto shape =
+      shape_of(operations_.copies(index), Kind::kBucket, bucket.dtype, Algorithm::kDirect, bucket.elements);
+  shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
+  add(std::make_unique<RangeTransfers>(state_.mesh->operations, shape, std::move(transfers),
+                                       or_fail([this, index] {
+                                         state_.buffers[index].progress.means_came = true;
+                                         make_copies(index);
+                                       }),
+                                       group_.workers()));
+}
+
+// Needs the means of the bucket, and the reduced bucket, whose trailers tell which gradients were absent.
+// Called when either of them is complete.
+void Step::make_copies(size_t index) {
+  BucketBuffers& buffers = state_.buffers[index];
+  if (!done_ || !buffers.progress.reduced || !buffers.progress.means_came ||
+      std::exchange(buffers.progress.copied, true))
+    return;
+  commit_.update_copies(index);
+  if (++progress_.copied < state_.plan.size()) return;
+  exchange(operations_.copies_made(), Kind::kBucket, DType::kUint8, 0, {}, [this](const auto&) {
+    progress_.copies_made = true;
+    commit_if_complete();
+  });
 }
 
 // ---- teams
 
 void Step::reduce_in_team(size_t index) {
-  Status status = team_.reduce(index, [this, index](const Status& status) {
-    if (!done_) return;
+  const bool early = state_.path.updates_early;
+  const auto reduced = [this, index, early](const Status& status) {
+    if (!done_ && !early) return;
     if (!status.ok()) return team_failed(status);
+    if (early) return;
     state_.path.stays_on_device ? bucket_done(index, {}) : reduce(index);
-  });
+  };
+  std::function<void()> enqueued;
+  if (early) enqueued = [this, index] { bucket_done(index, {}); };
+  Status status = team_.reduce(index, reduced, std::move(enqueued));
   if (!status.ok()) device_failed(status);
 }
 
 // Results return once the sums of all buckets have begun, so their order is the same on all workers.
 void Step::launch_gathers() {
-  if (!state_.path.in_team || state_.path.stays_on_device || next_ < state_.plan.size()) return;
-  while (done_ && next_gather_ < state_.plan.size() && state_.buffers[next_gather_].travelled) {
-    team_.gather(next_gather_++, [this](const Status& status) {
+  if (!state_.path.in_team || state_.path.stays_on_device || progress_.next < state_.plan.size()) return;
+  while (done_ && progress_.next_gather < state_.plan.size() &&
+         state_.buffers[progress_.next_gather].progress.awaits_gather) {
+    team_.gather(progress_.next_gather++, [this](const Status& status) {
       if (!done_) return;
       if (!status.ok()) return team_failed(status);
-      ++reduced_;
-      finish();
+      ++progress_.reduced;
+      commit_if_complete();
     });
   }
 }
@@ -359,12 +481,12 @@ void Step::launch_gathers() {
 // A device does not show which peer it waits for. So each worker announces that it has enqueued all its work;
 // the error of this exchange names the workers that have not.
 void Step::tell_all_enqueued() {
-  if (!state_.mesh || std::exchange(all_enqueued_, true)) return;
-  ++open_;
-  exchange(operations_.all_enqueued(second_attempt_), Kind::kBucket, DType::kUint8, 0, {},
+  if (!state_.mesh || std::exchange(progress_.all_enqueued, true)) return;
+  ++progress_.open;
+  exchange(operations_.all_enqueued(progress_.second_attempt), Kind::kBucket, DType::kUint8, 0, {},
            [this](const auto&) {
-             --open_;
-             finish();
+             --progress_.open;
+             commit_if_complete();
            });
 }
 
@@ -373,44 +495,92 @@ void Step::tell_all_enqueued() {
 void Step::team_failed(const Status& cause) {
   const bool late = cause.code() == Code::kTimeout, lost = cause.code() == Code::kWorkerLost;
   if (!state_.mesh || !(late || lost)) return device_failed(cause);
-  if (patience_) return;
-  const transport::Duration patience = late ? std::chrono::milliseconds(50) : state_.options.lease;
-  patience_ = loop_.schedule(loop_.now() + patience, [this, cause] {
-    patience_ = 0;
+  if (lost_worker_timer_) return;
+  const transport::Duration timeout = late ? std::chrono::milliseconds(50) : state_.options.lease;
+  lost_worker_timer_ = loop_.schedule(loop_.now() + timeout, [this, cause] {
+    lost_worker_timer_ = 0;
     device_failed(cause);
   });
 }
 
 // ---- the commit
 
-void Step::finish() {
-  if (!done_ || !header_done_ || reduced_ < state_.plan.size() || open_ > 0 || committed_) return;
+// Sends this worker's report of non-finite gradients (key `nonfinite`), once its last bucket is summed. The
+// exchange keeps the step open, so nothing changes before it has ended.
+void Step::report_gradients() {
+  if (!done_ || !state_.options.checks_gradients() || progress_.gradients_reported ||
+      !progress_.header_done || state_.contributing_replicas == 0)
+    return;
+  const bool summed = std::all_of(state_.buffers.begin(), state_.buffers.end(), [](const BucketBuffers& b) {
+    return b.progress.contributed || b.progress.reduced;
+  });
+  if (!summed) return;
+  progress_.gradients_reported = true;
+  ++progress_.open;
+  const auto read = [this](const std::vector<std::vector<std::byte>>& reports) {
+    if (Status status = read_gradient_reports(&state_, group_.workers().get(), reports); !status.ok())
+      return fail(status);
+    --progress_.open;
+    commit_if_complete();
+  };
+  if (state_.mesh) {
+    return exchange(operations_.gradient_reports(), Kind::kBucket, DType::kUint8, 0,
+                    make_gradient_report(state_), read);
+  }
+  const auto report = [this, read] { read({make_gradient_report(state_)}); };
+  if (!state_.path.alone_on_device) return report();
+  devices_.when_reached(state_.request.deadline, or_device_failure(report));
+}
+
+void Step::commit_if_complete() {
+  if (!done_ || !progress_.header_done || progress_.reduced < state_.plan.size() || progress_.open > 0 ||
+      progress_.committed)
+    return;
+  if (copies_are_due() && !progress_.copies_made && !state_.plan.empty()) return;
+  if (state_.result.nonfinite > 0 && state_.options.nonfinite != NonFiniteAction::kZero)
+    return end_non_finite();
   // Without owners every worker has the whole mean, and no message is needed.
-  if (state_.path.measures_norm && state_.positive > 0 && !norms_done_ && state_.path.updates_at_owner)
+  if (state_.path.measures_norm && state_.contributing_replicas > 0 && !progress_.norms_done &&
+      state_.path.updates_at_owner)
     return exchange_norms();
-  committed_ = true;
-  reduced_at_ = loop_.now();
+  if (!progress_.untrained_exchanged && state_.contributing_replicas > 0 && untrained_.begin_sync())
+    return begin_untrained_exchange();
+  progress_.committed = true;
+  progress_.reduced_at = loop_.now();
   commit();
+}
+
+// All workers have the same reports, and each has its sums, as before a commit. So none has to be told.
+void Step::end_non_finite() {
+  if (state_.options.nonfinite == NonFiniteAction::kFail) {
+    progress_.agreed = true;
+    return fail(non_finite_failure(state_), {});
+  }
+  progress_.committed = true;
+  progress_.reduced_at = loop_.now();
+  state_.model.loss_scale.stepped(false);
+  state_.result.skipped = true;
+  end();
 }
 
 // Each rank sends the sum of squares of the slices that it transformed.
 void Step::exchange_norms() {
-  norms_done_ = true;
-  open_ = 1;
+  progress_.norms_done = true;
+  ++progress_.open;
   const bool exact = state_.options.reproducible;
   exchange(operations_.further_exchange(), Kind::kBucket, exact ? DType::kInt64 : DType::kFloat64,
            exact ? kSquareDigits : 1, commit_.norm_part(), [this](const auto& parts) {
              if (Status status = commit_.add_norm_parts(parts); !status.ok()) return fail(status);
              state_.result.gradient_norm = commit_.norm_on_host();
-             open_ = 0;
-             finish();
+             --progress_.open;
+             commit_if_complete();
            });
 }
 
 // With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else
 // each bucket is updated in turn.
 void Step::commit() {
-  if (state_.positive == 0) return all_done();
+  if (state_.contributing_replicas == 0) return end_without_data();
   const StepPath& path = state_.path;
   for (size_t b = 0; b < state_.plan.size(); ++b) {
     Status status = commit_.measure(b);
@@ -419,7 +589,7 @@ void Step::commit() {
   }
   if (path.measures_norm && !path.updates_at_owner && !path.norms_on_device)
     state_.result.gradient_norm = commit_.norm_on_host();
-  if (!path.norm_comes_first) return updated();
+  if (!path.norm_comes_first) return after_updates();
   if (!path.norms_on_device) return update_by_norm();
   devices_.when_reached(state_.request.deadline, or_device_failure([this] {
                           state_.result.gradient_norm = devices_.norm();
@@ -430,11 +600,14 @@ void Step::commit() {
 // The norm is the same on all workers, since all have the same sums, or the same sum of what owners have
 // measured.
 void Step::update_by_norm() {
-  if (!commit_.take_norm()) return end();
+  if (!commit_.take_norm()) {
+    state_.result.skipped = true;
+    return end();
+  }
   for (size_t b = 0; b < state_.plan.size(); ++b) {
     if (Status status = update(b); !status.ok()) return device_failed(status);
   }
-  updated();
+  after_updates();
 }
 
 Status Step::update(size_t index) {
@@ -444,10 +617,19 @@ Status Step::update(size_t index) {
   return status;
 }
 
-void Step::updated() {
+void Step::after_updates() {
   state_.result.applied = true;
-  commit_.finish();
-  if (!untrained_.begin_sync()) return deliver_values();
+  wire_.finish(commit_.finish());
+  if (progress_.untrained_exchanged) {
+    if (Status given = untrained_.write(); !given.ok()) return device_failed(given);
+  }
+  deliver_values();
+}
+
+// Before the commit, so that a commit needs no other worker.
+void Step::begin_untrained_exchange() {
+  progress_.untrained_exchanged = true;
+  ++progress_.open;
   const auto copied = [this] {
     devices_.when_reached(state_.request.deadline, or_device_failure([this] { exchange_untrained(); }));
   };
@@ -460,9 +642,8 @@ void Step::exchange_untrained() {
   untrained_.add_up(!workers || workers->ranks.front() == state_.rank());
   constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
   const auto exchanged = join(kParts, or_fail([this] {
-                                if (Status given = untrained_.write(); !given.ok())
-                                  return device_failed(given);
-                                deliver_values();
+                                --progress_.open;
+                                commit_if_complete();
                               }));
   const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {
     if (!state_.mesh || count == 0) return exchanged({});
@@ -491,7 +672,7 @@ void Step::deliver_values() {
 
 // No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host
 // updates its replicas.
-void Step::all_done() {
+void Step::end_without_data() {
   const Status same =
       state_.model.optimizer->is_none() ? Status() : compare_replicas(state_.model, state_.rank(), name());
   // Fails the session, as a failed device does.
@@ -515,9 +696,9 @@ void Step::end() {
   counters_.ended.add(1);
   if (state_.result.applied) counters_.applied.add(1);
   const transport::Time now = loop_.now();
-  counters_.gradients.add(marked_ - begun_);
-  counters_.reduction.add(reduced_at_ - marked_);
-  counters_.update.add(now - reduced_at_);
+  counters_.gradients.add(progress_.marked - progress_.begun);
+  counters_.reduction.add(progress_.reduced_at - progress_.marked);
+  counters_.update.add(now - progress_.reduced_at);
   trace_step(now, false);
   Done done = std::move(done_);
   done_ = nullptr;

@@ -8,8 +8,11 @@
 //   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // This class is the order of these phases. Its parts do the work and have their own state: header.h,
-// host_path.h (contributions), device_path.h, node_path.h (teams of GPUs), commit.h, untrained_values.h,
-// value_comparison.h. They share the StepState.
+// host_path.h (contributions), half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h,
+// untrained_values.h, value_comparison.h. They share the StepState.
+//
+// In `ps` with copies=r owners also send their means to the workers that keep copies of their state. No
+// worker commits before all copies have the next state (README.md, "Copies").
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
 // were. Gradients are read once, when their bucket is reduced locally. With one worker and one device that is
@@ -19,11 +22,10 @@
 // one team and no owner computes for the others, that is all. Else each worker copies its part to the host,
 // parts travel, and the devices gather them.
 //
-// Buckets may travel before the header is complete, among the group of the last header. If it turns out that
-// one of these workers has left (step_group.h), no such bucket can have been completed, since that worker
-// contributed nothing. All workers drop these operations, and buckets travel again among the remaining
-// workers, from the same gradients, by operations with other numbers. So the two attempts never mix,
-// whichever worker knows of the departure first.
+// Buckets may travel before the header is complete, among the group of the last header. If one of these
+// workers has left (step_group.h), all workers drop these operations, and the buckets travel again among the
+// remaining workers, by operations with other numbers (README.md says why no such bucket can have been
+// completed).
 #pragma once
 
 #include <functional>
@@ -40,12 +42,13 @@
 #include "core/model/step_result.h"
 #include "core/step/commit.h"
 #include "core/step/device_path.h"
+#include "core/step/half_wire.h"
 #include "core/step/header.h"
 #include "core/step/host_path.h"
-#include "core/step/node_path.h"
 #include "core/step/step_group.h"
 #include "core/step/step_operations.h"
 #include "core/step/step_state.h"
+#include "core/step/team_path.h"
 #include "core/step/untrained_values.h"
 #include "core/step/value_comparison.h"
 
@@ -75,18 +78,36 @@ class Step {
   // The devices that replicas are on; known from start.
   void set_contexts(std::vector<DeviceContext> contexts);
   std::vector<DeviceContext>& contexts() { return state_.contexts; }
+  const std::vector<DeviceContext>& contexts() const { return state_.contexts; }
   // Known from start, too. `queue`: of this worker's devices; null if they are in no team.
   void set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue);
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
   Status set_plan(Plan plan, uint64_t version);
+  void set_version(uint64_t version) { version_ = version; }  // which headers compare
   const std::vector<Bucket>& plan() const { return state_.plan; }
   const StrategySpec& strategy() const { return state_.strategy; }
   bool has_teams() const { return state_.teams.any(); }
+  bool reduces_by_teams(const StrategySpec& strategy) const { return state_.reduces_by_teams(strategy); }
   // Replicas of all workers together; known from start.
   void set_replicas(uint32_t total) { state_.total_replicas = total; }
 
   void begin(StepRequest request, Done done);
-  bool running() const { return static_cast<bool>(done_); }
+  bool running() const { return done_ || suspended_; }
+  // The view changes: drops everything that the step in flight has exchanged. The marks of its gradients
+  // stay, and resume() begins it again. Returns false if its commit has begun: it will end, and suspend() can
+  // be called then.
+  bool suspend(const Status& why);
+  // A step that is begun while the workers of a new view agree on where they stand.
+  void begin_suspended(StepRequest request, Done done);
+  // Begins the suspended step again, as call `call`. Returns false if no step is suspended.
+  bool resume(uint64_t call);
+  // Ends the suspended step with a result that another worker has computed; the values are in the replicas.
+  void end_suspended(const StepResult& result);
+  // Of the last step that this worker has taken part in: what the workers had drawn, by rank.
+  const std::map<int32_t, transport::DrawnSamples>& drawn() const { return state_.drawn; }
+  // For the workers of a new view, where the plan has the same buckets. No step is in flight, or it is
+  // suspended.
+  Status change_plan(Plan plan);
   GradientMarks& marks() { return state_.marks; }
   // The gradients of these buckets are marked.
   void buckets_ready(const std::vector<uint32_t>& buckets);
@@ -104,7 +125,7 @@ class Step {
     values_.digest_all(deadline, std::move(then));
   }
   // The last step failed on all workers alike, before anything changed, so the workers may try again.
-  bool failed_in_agreement() const { return agreed_; }
+  bool failed_in_agreement() const { return progress_.agreed; }
 
   // Whether optimizer state lives with the owners of ranges, rather than on every worker.
   bool updates_at_owner() const { return state_.path.updates_at_owner; }
@@ -115,15 +136,15 @@ class Step {
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
     devices_.when_reached(deadline, std::move(then));
   }
-  // Calls `then` when all work of dsgd's on the devices that is enqueued now has ended. No deadline. May be
+  // Calls `then` when all work that dsgd has enqueued on the devices so far has ended. No deadline. May be
   // called during a step, whose end does not end the wait; `waiter` is not the step's.
   void when_devices_done(device::Waiter& waiter, std::function<void(const Status&)> then) {
     devices_.when_devices_done(waiter, std::move(then));
   }
 
  private:
-  // Callbacks of what a step waits for. They are ignored when the step has ended. An error fails the step;
-  // or, since only this worker knows of it, the session.
+  // Return a callback for what a step waits for; it does nothing once the step has ended. On an error
+  // or_fail() fails the step, and or_device_failure() the session, since no other worker knows of the error.
   std::function<void(const Status&)> or_fail(std::function<void()> then);
   std::function<void(const Status&)> or_device_failure(std::function<void()> then);
 
@@ -144,6 +165,11 @@ class Step {
   Result<std::unique_ptr<Task>> make_reduction(size_t bucket, Direct** held);
   void bucket_done(size_t bucket, const Status& status);
 
+  // Copies of the owners' state (ps with copies=r).
+  bool copies_are_due() const { return state_.path.keeps_copies && state_.contributing_replicas > 0; }
+  void send_means(size_t bucket);
+  void make_copies(size_t bucket);
+
   // Teams.
   void reduce_in_team(size_t bucket);
   void launch_gathers();
@@ -151,32 +177,37 @@ class Step {
   void team_failed(const Status& cause);
 
   // Commit.
-  void finish();
+  void report_gradients();
+  void commit_if_complete();
+  void end_non_finite();
   void exchange_norms();
   void commit();
   Status update(size_t bucket);
   void update_by_norm();
-  void updated();
+  void after_updates();
+  void begin_untrained_exchange();
   void exchange_untrained();
   void deliver_values();
-  void all_done();
+  void end_without_data();
   void end_when_reached(bool norm);
   void end();
 
   // Operations of the step.
   Task* add(std::unique_ptr<Task> task);
-  // A one-hop exchange among the step's workers; `then` gets the bytes of each, by place.
+  // A one-hop exchange among the step's workers; `then` gets the bytes of each, by index.
   void exchange(uint64_t operation, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
                 std::function<void(const std::vector<std::vector<std::byte>>&)> then);
-  uint64_t data_operation(size_t bucket) const { return operations_.data(bucket, second_attempt_); }
-  uint64_t exponents_operation(size_t bucket) const { return operations_.exponents(bucket, second_attempt_); }
+  uint64_t data_operation(size_t bucket) const { return operations_.data(bucket, progress_.second_attempt); }
+  uint64_t exponents_operation(size_t bucket) const {
+    return operations_.exponents(bucket, progress_.second_attempt);
+  }
 
   // Failure and limits.
   void watch();
   bool all_marked() const;  // on this worker
   void deadline_passed();
   void refuse(const Status& why);
-  void fail(const Status& cause, const Status& told);
+  void fail(const Status& cause, const Status& for_peers);
   void cancel_timers();
 
   void trace(const char* name, transport::Time begin, transport::Time end, bool failed);
@@ -193,6 +224,7 @@ class Step {
   HostPath host_;
   DevicePath devices_;
   Commit commit_;
+  HalfWire wire_;
   UntrainedValues untrained_;
   ValueComparison values_;
   StepGroup group_;
@@ -200,24 +232,31 @@ class Step {
   // Of the step in flight.
   StepOperations operations_;
   Done done_;
-  bool header_done_ = false;
-  bool agreed_ = false;          // failed_in_agreement()
-  Status bucket_failure_;        // came before the header
-  bool second_attempt_ = false;  // this step's buckets were restarted, without a worker that had left
-  bool launching_ = false;
-  // Its beginning; the last gradients were marked; all buckets were reduced.
-  transport::Time begun_{}, marked_{}, reduced_at_{};
-  size_t next_ = 0;            // next bucket to start
-  size_t open_ = 0;            // buckets started and not in
-  size_t reduced_ = 0;         // buckets in
-  size_t next_gather_ = 0;     // next bucket that a team gathers
-  bool all_enqueued_ = false;  // and told
-  bool norms_done_ = false;
-  bool committed_ = false;
+  Done suspended_;          // holds done_ while the step is suspended
+  bool launching_ = false;  // launch() is running, perhaps for the step before
+  struct Progress {
+    bool header_done = false;
+    bool agreed = false;          // failed_in_agreement()
+    Status bucket_failure;        // came before the header
+    bool second_attempt = false;  // the buckets were restarted, without a worker that had left
+    // Its beginning; the last gradients were marked; all buckets were reduced.
+    transport::Time begun{}, marked{}, reduced_at{};
+    size_t next = 0;            // next bucket to start
+    size_t open = 0;            // buckets and exchanges that have begun and not ended
+    size_t reduced = 0;         // buckets whose sums or results this worker has
+    size_t next_gather = 0;     // next bucket that a team gathers
+    bool all_enqueued = false;  // and announced to the others
+    bool gradients_reported = false;
+    bool norms_done = false;
+    bool untrained_exchanged = false;
+    size_t copied = 0;         // buckets of which this worker's copies have the next state
+    bool copies_made = false;  // on all workers
+    bool committed = false;
+  } progress_;  // reset whole by begin()
 
-  transport::TimerId patience_ = 0;  // of the wait for the name of the lost worker
-  transport::TimerId limit_ = 0;     // of a step that waits for the host's gradients, or for devices
-  NodePath team_;                    // ends first: then no device uses any of the above
+  transport::TimerId lost_worker_timer_ = 0;  // of the wait for the name of the lost worker
+  transport::TimerId limit_ = 0;              // of a step that waits for the host's gradients, or for devices
+  TeamPath team_;                             // ends first: then no device uses any of the above
 };
 
 }  // namespace dsgd

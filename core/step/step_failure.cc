@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/sort_unique.h"
+#include "core/base/text.h"
 #include "core/step/step.h"
 
 namespace dsgd {
@@ -14,14 +16,15 @@ constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 
 void Step::cancel_timers() {
-  for (transport::TimerId* timer : {&patience_, &limit_}) {
+  for (transport::TimerId* timer : {&lost_worker_timer_, &limit_}) {
     if (*timer) loop_.cancel(std::exchange(*timer, 0));
   }
 }
 
 // The other workers do not know of the failure, and this worker's values may be wrong: the session fails.
+// With early updates the step may have ended before its sums did.
 void Step::device_failed(const Status& cause) {
-  if (!done_) return;
+  if (!done_ && !state_.path.updates_early) return;
   const Status why = Status(cause.code(), name() + ": " + cause.message())
                          .with_operation(name())
                          .with_parameter(cause.parameter());
@@ -39,11 +42,11 @@ void Step::watch() {
 
 bool Step::all_marked() const {
   return std::all_of(state_.buffers.begin(), state_.buffers.end(),
-                     [](const BucketBuffers& buffers) { return buffers.ready; });
+                     [](const BucketBuffers& buffers) { return buffers.progress.ready; });
 }
 
 void Step::deadline_passed() {
-  if (state_.mesh && (all_marked() || !header_done_))
+  if (state_.mesh && (all_marked() || !progress_.header_done))
     return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked = this->unmarked();
   const std::string who = state_.mesh ? state_.mesh->members().name(state_.mesh->peers.rank()) + ": " : "";
@@ -59,14 +62,13 @@ void Step::deadline_passed() {
 }
 
 void Step::leave(const UnmarkedGradients& unmarked) {
-  if (!done_) return;
+  if (!running()) return;
   const std::string who =
       state_.mesh ? state_.mesh->members().name(state_.rank()) : "rank " + std::to_string(state_.rank());
   const std::string text =
       who + " closed its session during " + name() + "; " + unmarked.text + UnmarkedGradients::kRemedy;
   const auto why = [&](Code code) {
-    const std::string host =
-        state_.mesh ? state_.mesh->members().view().members[static_cast<size_t>(state_.rank())].host : "";
+    const std::string host = state_.mesh ? state_.mesh->members().host_of(state_.rank()) : "";
     return Status(code, text)
         .with_rank(state_.rank(), host)
         .with_operation(name())
@@ -80,17 +82,20 @@ void Step::leave(const UnmarkedGradients& unmarked) {
 // these fail when they reach them.
 void Step::refuse(const Status& why) {
   if (!state_.mesh) return;
-  if (!header_done_) state_.mesh->operations.refuse(operations_.header(), why);
-  for (size_t b = 0; b < state_.plan.size() && b <= next_; ++b) {
-    if (state_.buffers[b].reduced) continue;
+  if (!progress_.header_done) state_.mesh->operations.refuse(operations_.header(), why);
+  for (size_t b = 0; b < state_.plan.size() && b <= progress_.next; ++b) {
+    if (state_.buffers[b].progress.reduced) continue;
     for (const bool second : {false, true}) {
       // No worker will make it.
-      if (second != second_attempt_ && (header_done_ || !group_.members_have_left())) continue;
+      if (second != progress_.second_attempt && (progress_.header_done || !group_.members_have_left()))
+        continue;
       if (state_.options.reproducible) state_.mesh->operations.refuse(operations_.exponents(b, second), why);
       state_.mesh->operations.refuse(operations_.data(b, second), why);
     }
   }
-  if (state_.path.by_teams) state_.mesh->operations.refuse(operations_.all_enqueued(second_attempt_), why);
+  if (state_.options.checks_gradients()) state_.mesh->operations.refuse(operations_.gradient_reports(), why);
+  if (state_.path.by_teams)
+    state_.mesh->operations.refuse(operations_.all_enqueued(progress_.second_attempt), why);
 }
 
 std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
@@ -98,21 +103,19 @@ std::string Step::parameters_text(const std::vector<uint64_t>& operations) const
   std::vector<uint32_t> parameters;
   for (size_t bucket = 0; bucket < state_.plan.size(); ++bucket) {
     const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
-      return operation == exponents_operation(bucket) || operation == data_operation(bucket);
+      return operation == exponents_operation(bucket) || operation == data_operation(bucket) ||
+             operation == operations_.copies(bucket);
     });
     if (concerned)
       parameters.insert(parameters.end(), state_.plan[bucket].parameters.begin(),
                         state_.plan[bucket].parameters.end());
   }
-  std::sort(parameters.begin(), parameters.end());
-  parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
+  sort_unique(parameters);
   if (parameters.empty()) return {};
-  std::string text = parameters.size() == 1 ? "parameter " : "parameters ";
-  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i) {
-    text += (i ? ", '" : "'") + state_.model.parameters[parameters[i]]->name + "'";
-  }
-  return text +
-         (parameters.size() > kNamed ? " and " + std::to_string(parameters.size() - kNamed) + " more" : "");
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i)
+    names.push_back("'" + state_.model.parameters[parameters[i]]->name + "'");
+  return (parameters.size() == 1 ? "parameter " : "parameters ") + list_text(names, parameters.size());
 }
 
 void Step::abort(const Status& cause) {
@@ -120,20 +123,21 @@ void Step::abort(const Status& cause) {
   team_.fail(cause);
 }
 
-// `told`: what peers hear that still send something for this step.
-void Step::fail(const Status& cause, const Status& told) {
+// `for_peers`: the answer to peers that still send data of this step.
+void Step::fail(const Status& cause, const Status& for_peers) {
   cancel_timers();
+  if (suspended_) done_ = std::exchange(suspended_, nullptr);
   if (done_) {
     devices_.skipped();
     counters_.ended.add(1);
     counters_.failed.add(1);
     trace_step(loop_.now(), true);
     // A failure that all have agreed on came before any of the team's work.
-    if (!agreed_) team_.fail(cause);
+    if (!progress_.agreed) team_.fail(cause);
     Done done = std::move(done_);
     done_ = nullptr;
-    for (BucketBuffers& buffers : state_.buffers) buffers.held = nullptr;
-    if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, told);
+    for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
+    if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, for_peers);
     done(cause, state_.result);
   }
   waiter_.fail(cause);
@@ -156,10 +160,12 @@ void Step::trace(const char* name, transport::Time begin, transport::Time end, b
 // The phases that the step has reached; one that has failed ends now.
 void Step::trace_step(transport::Time now, bool failed) {
   const bool marked = all_marked();
-  trace("gradients", begun_, marked ? marked_ : now, !marked);
-  if (marked) trace("reduction", marked_, committed_ ? reduced_at_ : now, !committed_);
-  if (committed_) trace("update", reduced_at_, now, failed);
-  trace("step", begun_, now, failed);
+  trace("gradients", progress_.begun, marked ? progress_.marked : now, !marked);
+  if (marked)
+    trace("reduction", progress_.marked, progress_.committed ? progress_.reduced_at : now,
+          !progress_.committed);
+  if (progress_.committed) trace("update", progress_.reduced_at, now, failed);
+  trace("step", progress_.begun, now, failed);
 }
 
 void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {

@@ -20,16 +20,16 @@ Result<bool> StepGroup::regroup(uint64_t header_operation) {
   if (present.size() == workers_->ranks.size()) return false;
   for (int32_t rank : workers_->ranks) {
     if (std::find(present.begin(), present.end(), rank) != present.end()) continue;
-    if (Status status = check_needless(rank); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(check_can_go_on_without(rank));
   }
   workers_ = std::make_shared<const Group>(std::move(present), state_.rank());
   return true;
 }
 
 // Fails if the departed rank owns values or state, or was in a GPU team.
-Status StepGroup::check_needless(int32_t rank) const {
+Status StepGroup::check_can_go_on_without(int32_t rank) const {
   const auto needed = [&](const std::string& why) {
-    const Status closed = state_.mesh->members().has_closed(rank);
+    const Status closed = state_.mesh->members().closed_error(rank);
     return Status(
                Code::kWorkerLost,
                closed.message() + ", and " + state_.name() + " needs it: " + why +
@@ -38,10 +38,10 @@ Status StepGroup::check_needless(int32_t rank) const {
         .with_operation(state_.name());
   };
   if (state_.path.by_teams) return needed("NCCL reduces over GPU teams that were formed at start");
-  if (!state_.path.transforms) return {};
+  if (!state_.path.has_owners) return {};
   for (const Bucket& bucket : state_.plan) {
     for (const Piece& piece : bucket.pieces) {
-      if (piece.owner != rank) continue;
+      if (!piece.is_kept_by(rank)) continue;
       const std::string& parameter = state_.model.parameters[piece.parameter]->name;
       return needed("under strategy " + state_.strategy.describe() + " it owns a part of parameter '" +
                     parameter + "'")

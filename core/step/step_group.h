@@ -21,17 +21,19 @@ class StepGroup {
   void begin_step() {
     if (state_.mesh && !workers_) workers_ = state_.mesh->members().world();
   }
+  void change_view() { workers_ = nullptr; }  // the next step begins with all workers of the view
   // The workers of the last header; null without a mesh, and before the first step.
   const std::shared_ptr<const Group>& workers() const { return workers_; }
   bool members_have_left() const;
   // The headers are in: makes the workers that sent one the new group. Fails, on all workers alike, if the
   // step needs a departed worker. Returns whether the group has changed.
   Result<bool> regroup(uint64_t header_operation);
-  // The slices of the group's workers, by place. Workers outside the group own nothing.
+  // The slices of the group's workers, by index. Workers outside the group own nothing.
   std::vector<Slice> slices_of(const Bucket& bucket) const;
 
  private:
-  Status check_needless(int32_t rank) const;  // fails if the step needs the departed rank
+  // Fails if the step needs the departed rank.
+  Status check_can_go_on_without(int32_t rank) const;
 
   const StepState& state_;
   std::shared_ptr<const Group> workers_;

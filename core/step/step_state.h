@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/collectives/direct.h"
+#include "core/device/collective_queue.h"
 #include "core/mesh/mesh.h"
 #include "core/metrics/trace.h"
 #include "core/model/model.h"
@@ -18,15 +20,35 @@
 #include "core/step/gradient_marks.h"
 #include "core/step/teams.h"
 #include "core/strategy/plan.h"
+#include "transport/payloads.h"
 
 namespace dsgd {
+
+// The treatment of gradients that are not finite by a step.
+enum class NonFiniteAction {
+  kNothing,  // does not look for them
+  kFail,     // fails on all workers
+  kSkip,     // ends on all workers without an update
+  kZero,     // takes their elements as zero
+};
+
+// The values of the key `nonfinite`, in the order of NonFiniteAction.
+inline constexpr const char* kNonFiniteActions[] = {"off", "fail", "skip", "zero"};
+
+// The values of the key `wire`.
+inline constexpr std::pair<const char*, DType> kWireTypes[] = {
+    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBfloat16}};
 
 struct StepOptions {
   bool reproducible = false;
   bool gradient_norm = false;  // always with a loss scale
   // A gradient that is absent on some replicas counts as zero there, with its weight.
   bool absent_is_zero = false;
-  transport::Duration lease{};  // time for the head or a peer to name a lost worker
+  NonFiniteAction nonfinite = NonFiniteAction::kNothing;
+  bool checks_gradients() const { return nonfinite != NonFiniteAction::kNothing; }
+  DType wire = DType::kFloat32;  // type in which sums of float32 gradients travel; may be a half type
+  bool early_update = false;     // no gradient is absent, and values may be torn if a step fails
+  transport::Duration lease{};   // time for the head or a peer to name a lost worker
   metrics::Trace* trace = nullptr;
 };
 
@@ -39,16 +61,24 @@ struct StepRequest {
   // on the host's streams
   bool wait_for_devices = true;
   transport::Time deadline{};
+  transport::Duration timeout{};       // from which the deadline comes, again in each view
   std::string limit = "step_timeout";  // the setting that the deadline comes from, with its value
+  int64_t previous_view = 1;           // of the step before
+  transport::DrawnSamples drawn;       // from data shards, for this step or earlier ones
 };
 
 using Memory = std::shared_ptr<void>;
 inline std::byte* bytes(const Memory& memory) { return static_cast<std::byte*>(memory.get()); }
 
 struct DeviceBuffers {          // one bucket on a device that is not the host
-  Memory sums;                  // there; laid out as the bucket
+  Memory sums;                  // on the device; laid out as the bucket
   Memory fetched_sums;          // on the host, of its replicas; null: they are BucketBuffers::data
   std::vector<Memory> fetched;  // on the host, by replica of the device: gradients, when reproducible
+  // Where gradients are checked: a NonFinite for each piece. The host writes to none of them, since a copy of
+  // a failed step may still be in progress.
+  Memory device_non_finite;
+  Memory host_non_finite;
+  Memory host_zero_counts;  // copied to device_non_finite before each sum
   // After the local sums; after the copies behind them.
   std::unique_ptr<device::DeviceEvent> summed, reached;
   std::unique_ptr<device::DeviceEvent> returned;  // after the copy of the results, for the update
@@ -64,23 +94,32 @@ struct BucketBuffers {
   Memory result;                       // of the dtype, when reproducible
   Memory values;                       // of this owner's pieces, where no replica is on the host
   Memory exponents;                    // of the elements, when reproducible
+  Memory halves;                       // of the elements, where they travel as halves
   std::vector<DeviceBuffers> devices;  // by context
   std::vector<PieceMean> means;        // by piece
-  // Where the first device computes the norm: sums of squares by range; the last are on the host.
+  // Where others keep copies of an owner's state: the means of this worker's ranges and of those of which it
+  // keeps copies, at their positions.
+  Memory copied_means;
+  std::vector<NonFinite> non_finite;  // by piece, of gradients that the host sums, where they are checked
+  // Where the first device computes the norm: sums of squares by range.
   size_t square_ranges = 0;
-  Memory squares_there, squares_here;
+  Memory device_squares, host_squares;
 
-  // Of the step in flight.
-  bool ready = false;         // its gradients are marked
-  int fetching = 0;           // devices whose sums are not on the host yet
-  bool reduced = false;       // its sums are complete on this worker
-  bool travelled = false;     // and waits for its turn to be gathered by a team's devices
-  bool returned = false;      // results are on their way to the devices
-  bool travels = false;       // its contribution is ready, and may have been used
-  transport::Time marked{};   // when its gradients were
-  transport::Time sent{};     // when it began to travel
-  Direct* held = nullptr;     // waits for the header
-  std::vector<double> norms;  // sums of squares of the slices that this rank transformed, in order
+  struct Progress {
+    bool ready = false;          // its gradients are marked
+    int fetching = 0;            // devices whose sums are not on the host yet
+    bool contributed = false;    // this worker's contribution is complete and may have been sent
+    bool reduced = false;        // its sums are complete on this worker
+    bool awaits_gather = false;  // reduced between teams; this team's devices have not gathered it yet
+    bool returned = false;       // results are on their way to the devices
+    transport::Time marked{};    // when its gradients were
+    transport::Time sent{};      // when the contribution was complete
+    Direct* held = nullptr;      // waits for the header
+    bool copying = false;        // means go to the workers that keep copies
+    bool means_came = false;     // the means for the copies kept here are in
+    bool copied = false;         // these copies have the next state
+    std::vector<double> norms;   // sums of squares of the slices that this rank transformed, in order
+  } progress;                    // of the step in flight; reset whole when it begins
 
   std::byte* result_data() const { return bytes(result ? result : data); }
 };
@@ -88,8 +127,11 @@ struct BucketBuffers {
 // Where the work of a step is done. Chosen once for a plan.
 struct StepPath {
   bool host_has_replicas = true;
+  bool has_owners = false;        // slices are those of the strategy's owners
+  bool narrows = false;           // float32 elements travel as halves (half_wire.h)
   bool transforms = false;        // owners turn sums into means or new values, and give those out
   bool updates_at_owner = false;  // owners keep the optimizer's state and give out new values
+  bool keeps_copies = false;      // and other workers keep copies of it
   bool have_mean = false;         // results are means; else sums, which are divided as they are used
   bool measures_norm = false;
   bool clips = false;
@@ -100,9 +142,15 @@ struct StepPath {
   bool alone_on_device = false;   // and there are no other workers
   bool returns_results = false;   // results come from the host to the devices
   bool returns_early = false;     // and are final as soon as a bucket is in
+  // Updates are enqueued behind the team's sums; the host does not wait for these. The header has the
+  // weights.
+  bool updates_early = false;
   bool norms_on_device =
       false;  // the host does not have the sums of all elements, so devices compute the norm
 };
+
+// Where a bucket's trailers lie, as few ranges as can be.
+std::vector<Slice> trailers_of(const Bucket& bucket);
 
 struct StepState {
   StepState(Model& of_worker, StepOptions step_options)
@@ -114,11 +162,11 @@ struct StepState {
 
   // Known from start.
   std::vector<DeviceContext> contexts;
-  // By replica: its context, and its index among the replicas there.
-  std::vector<std::pair<size_t, size_t>> where;
+  // By replica: its context, and its index among the replicas of that context.
+  std::vector<std::pair<size_t, size_t>> location_of_replica;
   uint32_t total_replicas = 1;  // of all workers
   Teams teams;
-  bool has_communicators = false;  // this worker's devices are in a team
+  device::CollectiveQueue* collectives = nullptr;  // of this worker's devices; null: they are in no team
 
   // The plan.
   StrategySpec strategy;
@@ -132,15 +180,21 @@ struct StepState {
   StepRequest request;
   StepResult result;
   double total_weight = 0;
-  uint32_t positive = 0;  // replicas with weight > 0
+  double sum_scale = 1;                // factor of the contributions beside their weights: a power of two
+  uint32_t contributing_replicas = 0;  // with weight > 0
+  std::map<int32_t, transport::DrawnSamples> drawn;  // by rank, of the workers that have data shards
 
   std::string name() const { return "step " + std::to_string(request.step); }  // of the step in flight
   StepPath choose_path() const;
-  // Fails for want of memory.
-  Status make_buffers(size_t bucket);
+  bool reduces_by_teams(const StrategySpec& strategy) const;
+  // Of the plan. Fails for want of memory.
+  Status make_buffers();
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
-  DeviceContext& context_of(uint32_t replica) { return contexts[where[replica].first]; }
-  const DeviceContext& context_of(uint32_t replica) const { return contexts[where[replica].first]; }
+  Status make_bucket_buffers(size_t bucket, const std::vector<Memory>& sums);
+  DeviceContext& context_of(uint32_t replica) { return contexts[location_of_replica[replica].first]; }
+  const DeviceContext& context_of(uint32_t replica) const {
+    return contexts[location_of_replica[replica].first];
+  }
   // Of contributions and their sums.
   DType data_type(const Bucket& bucket) const {
     return options.reproducible ? reproducible::sum_type(bucket.dtype, total_replicas) : bucket.dtype;
@@ -165,7 +219,7 @@ struct StepState {
   }
   // Whether these contributing replicas stand for all: then the divisor is the header's exact sum of weights.
   bool takes_all_weights(double contributing) const {
-    return contributing == positive || (options.absent_is_zero && contributing > 0);
+    return contributing == contributing_replicas || (options.absent_is_zero && contributing > 0);
   }
 };
 

@@ -28,7 +28,7 @@ struct SumList {
       const uint32_t first = static_cast<uint32_t>(terms.size());
       for (uint32_t replica : context.replicas) {
         const double weight = state.weight_of(replica, piece.parameter);
-        if (weight != 0) terms.push_back({state.gradient_at(replica, piece), weight});
+        if (weight != 0) terms.push_back({state.gradient_at(replica, piece), weight * state.sum_scale});
       }
       pieces.push_back({piece.position, piece.count, first, static_cast<uint32_t>(terms.size()) - first,
                         state.model.parameters[piece.parameter]->dtype});

@@ -15,7 +15,7 @@ Teams::Teams(std::vector<TeamMember> members) : members_(std::move(members)) {
     any_ = any_ || members_[r].size > 1;
     teams[members_[r].team].push_back(static_cast<int32_t>(r));
   }
-  everybody_ = any_ && teams.size() == 1;
+  one_team_ = any_ && teams.size() == 1;
   const auto& first = teams.begin()->second;
   const bool alike = std::all_of(teams.begin(), teams.end(), [&](const auto& team) {
     return std::equal(first.begin(), first.end(), team.second.begin(), team.second.end(),

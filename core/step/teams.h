@@ -23,7 +23,7 @@ class Teams {
   Teams() = default;
   explicit Teams(std::vector<TeamMember> members);  // by rank
   bool any() const { return any_; }                 // a team has more than one device
-  bool everybody() const { return everybody_; }     // all workers are one team
+  bool one_team() const { return one_team_; }       // all workers are one team
   const TeamMember& member(int32_t rank) const { return members_[static_cast<size_t>(rank)]; }
 
   // Elements of one device's part of a bucket; the last ones may be beyond its end.
@@ -38,7 +38,7 @@ class Teams {
 
  private:
   std::vector<TeamMember> members_;
-  bool any_ = false, everybody_ = false;
+  bool any_ = false, one_team_ = false;
   std::vector<std::vector<int32_t>> alike_;  // by team, if all are alike: its ranks
 };
 

@@ -53,9 +53,8 @@ Status UntrainedValues::make_buffers() {
     for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model.parameters.size(); ++p) {
         if (context.is_host() || model.settings[p].sync == UntrainedSync::kNone) continue;
-        auto made = context.device->allocate_staging(model.parameters[p]->nbytes());
-        if (!made.ok()) return made.status();
-        staging_[r][p] = std::move(made).value();
+        DSGD_RETURN_IF_ERROR(
+            context.device->allocate_staging(model.parameters[p]->nbytes()).into(&staging_[r][p]));
         state_.buffer_bytes += model.parameters[p]->nbytes();
       }
     }
@@ -82,13 +81,12 @@ bool UntrainedValues::begin_sync() {
 Status UntrainedValues::copy_to_host() {
   for (DeviceContext& context : state_.contexts) {
     if (context.is_host()) continue;
-    if (Status status = context.follow_default_stream(); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(context.follow_default_stream());
     for (uint32_t r : context.replicas) {
       for (const auto* due : {&mean_due_, &first_due_}) {
         for (uint32_t p : *due) {
-          Status status = context.queue->copy(staging_[r][p].get(), state_.model.bindings[r][p].value,
-                                              state_.model.parameters[p]->nbytes());
-          if (!status.ok()) return status;
+          DSGD_RETURN_IF_ERROR(context.queue->copy(staging_[r][p].get(), state_.model.bindings[r][p].value,
+                                                   state_.model.parameters[p]->nbytes()));
         }
       }
     }

@@ -5,27 +5,27 @@
 
 namespace dsgd {
 
-std::pair<size_t, size_t> ValueComparison::range(const Parameter& parameter, uint64_t part) {
-  return {parameter.count * part / kParts, parameter.count * (part + 1) / kParts};
+std::pair<size_t, size_t> ValueComparison::range(const Parameter& parameter, uint64_t part) const {
+  return {parameter.count * part / parts_, parameter.count * (part + 1) / parts_};
 }
 
 Status ValueComparison::make_buffers() {
-  if (!state_.mesh || on_host() || here_) return {};
-  device::Device& device = *state_.context_of(0).device;
   size_t nbytes = 0;
+  for (const auto& parameter : state_.model.parameters) {
+    if (parameter->trained) nbytes += parameter->count * dtype_size(wide(parameter->dtype));
+  }
+  parts_ = parts_of(nbytes);
+  if (!state_.mesh || on_host() || host_values_) return {};
+  device::Device& device = *state_.context_of(0).device;
+  nbytes = 0;
   for (const auto& parameter : state_.model.parameters) {
     offsets_.push_back(nbytes);
     if (parameter->trained)
-      nbytes += ((parameter->count / kParts + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
+      nbytes += ((parameter->count / parts_ + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
   }
   offsets_.push_back(nbytes);
-  auto there = device.allocate(nbytes);
-  if (!there.ok()) return there.status();
-  auto here = device.allocate_staging(nbytes);
-  if (!here.ok()) return here.status();
-  there_ = std::move(there).value();
-  here_ = std::move(here).value();
-  return {};
+  DSGD_RETURN_IF_ERROR(device.allocate(nbytes).into(&device_values_));
+  return device.allocate_staging(nbytes).into(&host_values_);
 }
 
 void ValueComparison::fetch(uint64_t part, transport::Time deadline,
@@ -43,7 +43,7 @@ void ValueComparison::fetch(uint64_t part, transport::Time deadline,
 // Gathered by the device in one pass.
 Status ValueComparison::enqueue_fetch(uint64_t part) {
   DeviceContext& context = state_.context_of(0);
-  if (Status status = context.follow_default_stream(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(context.follow_default_stream());
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
     values_.clear();
     const size_t element = dtype_size(dtype);
@@ -56,10 +56,9 @@ Status ValueComparison::enqueue_fetch(uint64_t part) {
                        state_.model.bindings[0][p].value + begin * dtype_size(parameter.dtype));
     }
     if (values_.pieces.empty()) continue;
-    Status status = context.queue->sum(dtype, values_.pieces, values_.terms, there_.get());
-    if (!status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(context.queue->sum(dtype, values_.pieces, values_.terms, device_values_.get()));
   }
-  return context.queue->copy(here_.get(), there_.get(), offsets_.back());
+  return context.queue->copy(host_values_.get(), device_values_.get(), offsets_.back());
 }
 
 // Half types count as float32, which is how a device gives their values.
@@ -69,8 +68,8 @@ void ValueComparison::add(ValueDigest& digest, size_t p, uint64_t part) const {
   const DType dtype = wide(parameter.dtype);
   const std::byte* values = state_.model.bindings[0][p].value + begin * dtype_size(parameter.dtype);
   std::vector<float> widened;
-  if (here_) {
-    values = bytes(here_) + offsets_[p];
+  if (host_values_) {
+    values = bytes(host_values_) + offsets_[p];
   } else if (dtype != parameter.dtype) {
     widened.resize(end - begin);
     weighted_set(parameter.dtype, widened.data(), values, end - begin, 1);  // as a device does
@@ -96,7 +95,7 @@ void ValueComparison::digest_all(transport::Time deadline,
 // A device gives one part at a time, through the memory that a header's part goes through.
 void ValueComparison::digest_from(uint64_t part, transport::Time deadline,
                                   std::function<void(const Status&, std::vector<uint64_t>)> then) {
-  if (part == kParts) {
+  if (part == parts_) {
     std::vector<uint64_t> digests;
     for (const auto& digest : *digests_) {
       if (digest) digests.push_back(digest->result());

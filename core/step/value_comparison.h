@@ -3,9 +3,11 @@
 // when the session closes (divergence.h names the parameter).
 //
 // A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found
-// within K steps for 1/K of a pass over the values.
+// within K steps for 1/K of a pass over the values. K is 64, or larger where a step would compare more than
+// 4 MiB: a device copies them to the host before the header goes out.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,12 +23,19 @@ namespace dsgd {
 
 class ValueComparison {
  public:
-  static constexpr uint64_t kParts = 64;
-  static uint64_t part_of(uint64_t step) { return step % kParts; }
+  static constexpr uint64_t kLeastParts = 64;
+  static constexpr size_t kPartBytes = 4 << 20;
+  // K for values of `nbytes` bytes, with half types as float32. All workers have the same model, and thus the
+  // same K.
+  static uint64_t parts_of(size_t nbytes) {
+    return std::max<uint64_t>(kLeastParts, (nbytes + kPartBytes - 1) / kPartBytes);
+  }
 
   ValueComparison(StepState& state, transport::Loop& loop, device::Waiter& waiter)
       : state_(state), loop_(loop), waiter_(waiter) {}
+  // Known from the first plan.
   Status make_buffers();
+  uint64_t part_of(uint64_t step) const { return step % parts_; }
   // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
   // device's.
   void fetch(uint64_t part, transport::Time deadline, std::function<void(const Status&)> then);
@@ -36,7 +45,7 @@ class ValueComparison {
   void digest_all(transport::Time deadline, std::function<void(const Status&, std::vector<uint64_t>)> then);
 
  private:
-  static std::pair<size_t, size_t> range(const Parameter& parameter, uint64_t part);
+  std::pair<size_t, size_t> range(const Parameter& parameter, uint64_t part) const;
   void add(ValueDigest& digest, size_t parameter, uint64_t part) const;
   void digest_from(uint64_t part, transport::Time deadline,
                    std::function<void(const Status&, std::vector<uint64_t>)> then);
@@ -46,9 +55,10 @@ class ValueComparison {
   StepState& state_;
   transport::Loop& loop_;
   device::Waiter& waiter_;
+  uint64_t parts_ = kLeastParts;
   SumList values_;
   // Values of a part, gathered, where replica 0 is not on the host.
-  Memory there_, here_;
+  Memory device_values_, host_values_;
   std::vector<size_t> offsets_;  // in these, by parameter, bytes; the last is the size
   // By parameter, during digest_all(), whose tasks end with it.
   std::shared_ptr<std::vector<std::unique_ptr<ValueDigest>>> digests_;

@@ -4,7 +4,7 @@
 
 namespace dsgd {
 
-HashRing::HashRing(const std::vector<int32_t>& servers, int virtual_nodes) {
+HashRing::HashRing(const std::vector<int32_t>& servers, int virtual_nodes) : servers_(servers.size()) {
   points_.reserve(servers.size() * virtual_nodes);
   for (int32_t server : servers) {
     for (int node = 0; node < virtual_nodes; ++node) {
@@ -14,9 +14,14 @@ HashRing::HashRing(const std::vector<int32_t>& servers, int virtual_nodes) {
   std::sort(points_.begin(), points_.end());
 }
 
-int32_t HashRing::owner(uint64_t key) const {
-  auto it = std::lower_bound(points_.begin(), points_.end(), std::make_pair(key, INT32_MIN));
-  return (it == points_.end() ? points_.front() : *it).second;
+std::vector<int32_t> HashRing::servers_of(uint64_t key, size_t count) const {
+  std::vector<int32_t> found;
+  auto at = std::lower_bound(points_.begin(), points_.end(), std::make_pair(key, INT32_MIN));
+  for (count = std::min(count, servers_); found.size() < count; ++at) {
+    if (at == points_.end()) at = points_.begin();
+    if (std::find(found.begin(), found.end(), at->second) == found.end()) found.push_back(at->second);
+  }
+  return found;
 }
 
 }  // namespace dsgd

@@ -1,6 +1,8 @@
 #include "core/strategy/plan.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "core/collectives/direct.h"
 #include "core/strategy/hash_ring.h"
@@ -17,8 +19,9 @@ size_t aligned(size_t position) { return (position + kAlign - 1) / kAlign * kAli
 // slice arrives first. Without owners, slices cut anywhere.
 void lay_out(Bucket& bucket, bool owned, const PlanOptions& options) {
   const int32_t workers = options.workers;
-  std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.owner < b.owner; });
+  std::stable_sort(bucket.pieces.begin(), bucket.pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::tie(a.owner, a.copies) < std::tie(b.owner, b.copies);
+  });
   bucket.bounds.assign(workers + 1, 0);
   size_t position = 0;
   for (size_t first = 0; first < bucket.pieces.size();) {
@@ -37,6 +40,17 @@ void lay_out(Bucket& bucket, bool owned, const PlanOptions& options) {
   }
   bucket.elements = position;
   if (!owned) bucket.bounds = balanced_slices(bucket.elements, workers);
+  const Piece* before = nullptr;
+  for (const Piece& piece : bucket.pieces) {
+    const bool goes_on = before && before->owner == piece.owner && before->copies == piece.copies;
+    if (!goes_on) {
+      for (int32_t keeper : piece.copies)
+        bucket.copied.push_back({piece.owner, keeper, piece.position, piece.position});
+    }
+    for (size_t i = 0; i < piece.copies.size(); ++i)
+      bucket.copied[bucket.copied.size() - 1 - i].end = piece.position + piece.count;
+    before = &piece;
+  }
   for (const Piece& piece : bucket.pieces) bucket.parameters.push_back(piece.parameter);
   std::sort(bucket.parameters.begin(), bucket.parameters.end());
   bucket.parameters.erase(std::unique(bucket.parameters.begin(), bucket.parameters.end()),
@@ -56,6 +70,7 @@ uint64_t Plan::digest() const {
                               static_cast<uint64_t>(piece.count), static_cast<uint64_t>(piece.owner)}) {
         add(number);
       }
+      for (int32_t rank : piece.copies) add(static_cast<uint64_t>(rank));
     }
   }
   return digest;
@@ -63,7 +78,7 @@ uint64_t Plan::digest() const {
 
 // Functions cannot be compared, but what they answered can.
 std::string Plan::describe() const {
-  if (!strategy.strategy->registered && !strategy.algorithm->schedules) return strategy.describe();
+  if (!strategy.strategy->registered && !strategy.algorithm->registered()) return strategy.describe();
   return strategy.describe() + " (answers " + std::to_string(digest()) + ")";
 }
 
@@ -71,8 +86,10 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
                        const PlanOptions& options) {
   const Traits& traits = strategy.traits();
   const bool ranges = traits.key_ranges;
-  const Traits::Owner owner_of =
-      traits.owners ? traits.owners({options.workers, options.servers, strategy.options}) : nullptr;
+  const Traits::Owners owners_of = traits.owners
+                                       ? traits.owners({options.workers, options.servers, strategy.copies,
+                                                        options.numbers, strategy.options})
+                                       : nullptr;
 
   Plan plan{strategy, {}};
   for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -101,11 +118,12 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
           }
           count = room;
         }
-        int32_t owner = 0;
-        if (owner_of) {
-          auto given = owner_of({index, parameter.name, begin, count, begin / range});
+        std::vector<int32_t> owners = {0};
+        if (owners_of) {
+          auto given = owners_of({index, parameter.name, begin, count, begin / range});
           if (!given.ok()) return given.status();
-          owner = given.value();
+          owners = std::move(given).value();
+          const int32_t owner = owners.front();
           if (owner < 0 || owner >= options.workers) {
             return Status(Code::kInvalidArgument,
                           "strategy '" + strategy.name() + "' gives elements " + std::to_string(begin) +
@@ -115,7 +133,8 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
                 .with_parameter(parameter.name);
           }
         }
-        bucket.pieces.push_back({index, begin, count, 0, 0, owner});
+        bucket.pieces.push_back(
+            {index, begin, count, 0, 0, owners.front(), {owners.begin() + 1, owners.end()}});
         filled += count;
         begin += count;
       }

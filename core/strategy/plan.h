@@ -2,6 +2,7 @@
 // All workers compute the same plan from the same inputs, so no plan is sent.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,8 +20,12 @@ struct Piece {
   uint32_t parameter;
   size_t begin, count;  // in the parameter
   size_t position;
-  size_t trailer;  // position of its trailer (count and sum of the weights in its sums)
-  int32_t owner;   // of the whole piece, if the strategy has owners
+  size_t trailer;                    // position of its trailer (count and sum of the weights in its sums)
+  int32_t owner;                     // of the whole piece, if the strategy has owners
+  std::vector<int32_t> copies = {};  // ranks that keep copies of its state
+  bool is_kept_by(int32_t rank) const {
+    return owner == rank || std::find(copies.begin(), copies.end(), rank) != copies.end();
+  }
 };
 
 // Elements of a trailer: the number of contributing replicas and the sum of their weights; or, when
@@ -29,6 +34,13 @@ inline constexpr size_t kTrailer = 2;
 inline constexpr size_t kExactTrailer = kWeightDigits;
 static_assert(16 % kExactTrailer == 0);
 
+// Neighbouring pieces, with the padding between them, whose means one owner sends to one rank that keeps
+// copies.
+struct CopiedRange {
+  int32_t owner, keeper;
+  size_t begin, end;  // positions
+};
+
 struct Bucket {
   DType dtype;
   std::vector<Piece> pieces;         // by position
@@ -36,6 +48,7 @@ struct Bucket {
   std::vector<uint32_t> parameters;  // distinct, those with a piece here
   size_t elements = 0;               // with trailers and padding
   uint64_t schedule = 0;             // digest, of a registered algorithm
+  std::vector<CopiedRange> copied = {};
 };
 
 struct Plan {
@@ -57,6 +70,7 @@ struct PlanOptions {
   int32_t servers = 1;            // ranks 0 .. servers-1 hold server shards (ps)
   size_t bucket_bytes = 4 << 20;  // of parameter elements; never exceeded
   size_t trailer = kTrailer;
+  std::vector<int32_t> numbers = {};  // as in Placement
 };
 
 // Elements of one key range of the parameter servers.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/strategy/traits.h"
 
@@ -23,9 +24,11 @@ inline Traits registered_traits(std::shared_ptr<const RegisteredStrategy> regist
   return {.owner_gives = registered->update_at_owner ? Traits::Gives::kValues : Traits::Gives::kMean,
           .key_ranges = true,
           .owners = [registered](const Placement& placement) {
-            return [registered, placement](const OwnedRange& range) {
-              return registered->owner(range.name, range.begin, range.count, placement.workers,
-                                       placement.options);
+            return [registered, placement](const OwnedRange& range) -> Result<std::vector<int32_t>> {
+              auto owner = registered->owner(range.name, range.begin, range.count, placement.workers,
+                                             placement.options);
+              if (!owner.ok()) return owner.status();
+              return std::vector<int32_t>{owner.value()};
             };
           }};
 }

@@ -55,12 +55,15 @@ std::vector<std::string> names_of(const std::vector<AlgorithmChoice>& algorithms
 
 }  // namespace
 
-StrategySpec::StrategySpec() : strategy(table().back()) {}
+StrategySpec::StrategySpec()
+    : strategy(*std::find_if(table().begin(), table().end(),
+                             [](const auto& row) { return row->name == "allreduce"; })) {}
 
 std::string StrategySpec::describe() const {
   std::string text = name();
   if (strategy->registered) text += traits().owner_updates() ? " update_at_owner" : " mean_at_owner";
   if (traits().takes_algorithm) text += " algorithm=" + algorithm->name;
+  if (copies > 1) text += " copies=" + std::to_string(copies);
   return text + (options.empty() ? "" : " " + options);
 }
 
@@ -86,7 +89,7 @@ Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
 }
 
 Result<StrategySpec> Strategies::parse(const std::string& name, const std::string& options,
-                                       const std::string& default_algorithm) const {
+                                       const std::string& default_algorithm, int32_t default_copies) const {
   const auto found = std::find_if(strategies_.begin(), strategies_.end(),
                                   [&](const auto& strategy) { return has_name(*strategy, name); });
   if (found == strategies_.end()) {
@@ -109,6 +112,10 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
   if (!words.ok()) return words.status();
   std::string algorithm = default_algorithm;
   if (spec.traits().takes_algorithm) words->choice("algorithm", &algorithm, names_of(algorithms_));
+  if (spec.traits().takes_copies) {
+    spec.copies = default_copies;
+    words->integer("copies", &spec.copies, 1, kMostCopies);
+  }
   Status status = words->finish();
   if (!status.ok()) return status;
   if (!spec.traits().takes_algorithm) return spec;

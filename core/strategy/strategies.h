@@ -22,10 +22,9 @@ struct Registered {
   using OpenBackend = std::function<Result<const device::Backend*>()>;
   using Backends = std::map<std::string, OpenBackend>;  // by name: "cuda"
   Backends backends;
-  // An error that says so if a buffer for a replica on the host is memory of a device. Null: buffers are not
-  // checked.
-  using CheckHostMemory = std::function<Status(const void* data, size_t nbytes)>;
-  CheckHostMemory check_host_memory;
+  // Returns the name of the device whose memory a buffer is; "": the host's. Null: all are the host's.
+  using Locate = std::function<Result<std::string>(const void* data, size_t nbytes)>;
+  Locate locate;
 };
 
 struct Strategy {  // a row of the table
@@ -35,10 +34,13 @@ struct Strategy {  // a row of the table
   bool registered = false;  // by the host
 };
 
+inline constexpr int32_t kMostCopies = 8;
+
 struct StrategySpec {
   StrategySpec();  // allreduce
   std::shared_ptr<const Strategy> strategy;
   AlgorithmChoice algorithm = {};  // if the strategy takes one
+  int32_t copies = 1;              // of the optimizer's state of a range
   std::string options = {};        // of a registered one
   const std::string& name() const { return strategy->name; }
   const Traits& traits() const { return strategy->traits; }
@@ -49,9 +51,9 @@ struct StrategySpec {
 class Strategies {
  public:
   explicit Strategies(const Registered& registered = {});
-  // `default_algorithm` is the configuration's.
+  // `default_algorithm` and `default_copies` are the configuration's.
   Result<StrategySpec> parse(const std::string& name, const std::string& options,
-                             const std::string& default_algorithm) const;
+                             const std::string& default_algorithm, int32_t default_copies = 1) const;
   Result<AlgorithmChoice> algorithm(const std::string& name) const;
 
   // Names, aliases among them.

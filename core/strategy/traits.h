@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "transport/base/status.h"
 
@@ -19,7 +20,10 @@ struct OwnedRange {  // of one parameter
 
 struct Placement {
   int32_t workers, servers;  // ranks 0 .. servers-1 hold server shards
-  std::string options;       // of a registered strategy
+  int32_t copies = 1;        // of the optimizer's state of a range
+  std::vector<int32_t> numbers =
+      {};                    // of the workers, by rank: they stay when ranks change; empty: the ranks
+  std::string options = {};  // of a registered strategy
 };
 
 struct Traits {
@@ -28,13 +32,15 @@ struct Traits {
     kMean,    // the owner divides
     kValues,  // the owner divides and updates, and keeps the optimizer's state
   };
-  // Returns the rank that owns a range. A pure function, so all workers get the same answer.
-  using Owner = std::function<Result<int32_t>(const OwnedRange& range)>;
+  // Returns the rank that owns a range, then those that keep copies of its state. A pure function, so all
+  // workers get the same answer.
+  using Owners = std::function<Result<std::vector<int32_t>>(const OwnedRange& range)>;
 
   Gives owner_gives = Gives::kSum;
   bool key_ranges = false;       // parameters are cut in key ranges, which may have different owners
   bool takes_algorithm = false;  // an all-reduce makes the sums; its algorithm is an option
-  std::function<Owner(const Placement& placement)> owners = {};  // null: rank 0 owns all
+  bool takes_copies = false;  // other workers may keep copies of an owner's state; their number is an option
+  std::function<Owners(const Placement& placement)> owners = {};  // null: rank 0 owns all
 
   bool owner_transforms() const { return owner_gives != Gives::kSum; }
   bool owner_updates() const { return owner_gives == Gives::kValues; }

@@ -11,6 +11,10 @@
  *
  *   digits --data digits.csv --epochs 40
  *   dsgd run -n 4 -- digits --data digits.csv --epochs 40
+ *
+ * With checkpoints it goes on after a crash, here by itself:
+ *
+ *   dsgd run -n 4 --restarts 3 -- digits --data digits.csv --checkpoint checkpoints
  */
 #include <math.h>
 #include <stdio.h>
@@ -158,7 +162,8 @@ static void show_warning(const dsgd_log_record* record, void* user) {
 
 int main(int argc, char** argv) {
   static const char kUsage[] =
-      "digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS]";
+      "digits --data FILE [--epochs N] [--batch N] [--seed N] [--optimizer NAME] [--optimizer-options WORDS] "
+      "[--checkpoint DIR]";
   if (argc > 1 && strcmp(argv[1], "--help") == 0) {
     puts(kUsage);
     return 0;
@@ -167,7 +172,7 @@ int main(int argc, char** argv) {
     char word[64];
     snprintf(word, sizeof word, "%s ", argv[i]);
     if (strncmp(argv[i], "--", 2) != 0 || !strstr(kUsage, word) || i + 1 == argc) {
-      fprintf(stderr, "digits: '%s' is no option, or has no value; usage: %s\n", argv[i], kUsage);
+      fprintf(stderr, "digits: unknown option '%s', or its value is missing; usage: %s\n", argv[i], kUsage);
       return 2;
     }
   }
@@ -183,6 +188,12 @@ int main(int argc, char** argv) {
   dsgd_error* error = NULL;
   dsgd_config* config = dsgd_config_new(); /* DSGD_* variables, for example from `dsgd run` */
   check(dsgd_config_log_hook(config, show_warning, NULL, &error), &error);
+  const char* folder = option(argc, argv, "--checkpoint", NULL);
+  if (folder) { /* dsgd saves by itself; DSGD_CHECKPOINT_INTERVAL changes how often */
+    check(dsgd_config_set(config, "checkpoint_dir", folder, &error), &error);
+    if (strcmp(dsgd_config_value(config, "checkpoint_interval"), "0") == 0)
+      check(dsgd_config_set(config, "checkpoint_interval", "100", &error), &error);
+  }
   dsgd_session* session;
   check(dsgd_init(config, &session, &error), &error);
 
@@ -218,8 +229,21 @@ int main(int argc, char** argv) {
 
   dsgd_shard* shard;
   check(dsgd_shard_new(session, (uint64_t)train.rows, seed, 0, &shard, &error), &error);
-  for (int epoch = 1; epoch <= epochs; ++epoch) {
-    check(dsgd_shard_epoch(shard, (uint64_t)epoch, &error), &error);
+  if (folder) { /* go on from the newest checkpoint, also with another number of workers */
+    const int32_t status = dsgd_checkpoint_load(session, NULL, NULL, NULL, &error);
+    if (status == DSGD_ERR_NOT_FOUND) {
+      dsgd_error_free(error);
+      error = NULL;
+    } else {
+      check(status, &error);
+    }
+  }
+  /* Epochs count from 1. A loaded checkpoint, or a running job that this worker has joined, is in epoch 1 or
+   * later; a new job is in epoch 0. */
+  const int reached = (int)dsgd_shard_current_epoch(shard), first = reached > 0 ? reached : 1;
+  for (int epoch = first; epoch <= epochs; ++epoch) {
+    if (dsgd_shard_current_epoch(shard) != (uint64_t)epoch) /* else it goes on within the epoch */
+      check(dsgd_shard_epoch(shard, (uint64_t)epoch, &error), &error);
     const double began = now();
     double loss = 0.0;
     dsgd_step_result result;

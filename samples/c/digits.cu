@@ -8,13 +8,13 @@
 //   nvcc -O2 digits.cu $(pkg-config --cflags --libs dsgd) -o digits
 //
 // With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
+// With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
 // -rpath=PREFIX/lib. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may
-// have several:
+// have several. In the second command two workers run the trainer digits.c, compiled as digits_cpu:
 //
 //   digits --data digits.csv --device cuda:0
 //   dsgd run -n 1 -- digits --data digits.csv --device cuda:0,cuda:0
-//     : -n 2 -- digits_on_cpu --data digits.csv
-#include <algorithm>
+//     : -n 2 -- digits_cpu --data digits.csv
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -185,8 +185,8 @@ static void enter(cudaStream_t stream, int count, const Element& element) {
   check(cudaGetLastError());
 }
 
-// A copy of the model on a GPU. Its stream does not wait for the default stream, nor that for it: everything
-// that belongs to the replica is entered into its own.
+// A copy of the model on a GPU. All its work is enqueued in a stream of its own, which does not wait for the
+// default stream. The default stream does not wait for it either.
 struct Replica {
   dsgd_replica* handle;
   int gpu;
@@ -258,9 +258,9 @@ static void check(int32_t status, dsgd_error** error) {
   exit(1);
 }
 
-// One step on images [begin, end) of the epoch, divided over the replicas. The host enters kernels and marks
-// where in a stream each gradient will be ready; it waits only for the step, and what it enters into these
-// streams afterwards sees new values.
+// One step on images [begin, end) of the epoch, divided over the replicas. The host enqueues kernels, and
+// marks each gradient in its stream. The host waits only for the step. Work that it enqueues in these streams
+// afterwards sees the new values.
 static void step(dsgd_session* session, std::vector<Replica>& replicas, dsgd_parameter* const* parameters,
                  size_t begin, size_t end, dsgd_step_result* result) {
   dsgd_error* error = nullptr;
@@ -325,7 +325,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     const std::string word = std::string(argv[i]) + ' ';
     if (strncmp(argv[i], "--", 2) != 0 || !strstr(kUsage, word.c_str()) || i + 1 == argc) {
-      fprintf(stderr, "digits: '%s' is no option, or has no value; usage: %s\n", argv[i], kUsage);
+      fprintf(stderr, "digits: unknown option '%s', or its value is missing; usage: %s\n", argv[i], kUsage);
       return 2;
     }
   }
@@ -414,7 +414,7 @@ int main(int argc, char** argv) {
   check(cudaSetDevice(replicas[0].gpu));
   upload(replicas[0], replicas[0].train.value.w1, w1);
   upload(replicas[0], replicas[0].train.value.w2, w2);
-  // Dsgd_start reads what has been entered into the default stream, not into this.
+  // dsgd_start waits for the work in the default stream, but not for the work in this one.
   check(cudaStreamSynchronize(replicas[0].stream));
   // From here on all replicas of all workers hold rank 0's values.
   check(dsgd_start(session, nullptr, nullptr, &error), &error);

@@ -10,6 +10,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -174,19 +175,31 @@ func run() error {
 	seed := flag.Int64("seed", 1, "of initial values and shuffling")
 	optimizer := flag.String("optimizer", "sgd", "name")
 	options := flag.String("optimizer-options", "lr=0.1 momentum=0.9", "key=value words")
+	folder := flag.String("checkpoint", "", "folder to save in, and whose newest checkpoint to go on from")
 	flag.Parse()
 	train, test, err := read(*path)
 	if err != nil {
 		return err
 	}
 
-	// DSGD_* variables, for example from `dsgd run`, say how to join. An error aborts the job.
-	return dsgd.Run(context.Background(), dsgd.NewConfig(), func(session *dsgd.Session) error {
-		return fit(session, train, test, *epochs, *batch, *seed, *optimizer, *options)
+	config := dsgd.NewConfig() // DSGD_* variables, for example from `dsgd run`, say how to join
+	if *folder != "" {         // dsgd saves by itself; DSGD_CHECKPOINT_INTERVAL changes how often
+		if err := config.Set("checkpoint_dir", *folder); err != nil {
+			return err
+		}
+		if interval, _ := config.Get("checkpoint_interval"); interval == "0" {
+			if err := config.Set("checkpoint_interval", "100"); err != nil {
+				return err
+			}
+		}
+	}
+	// An error aborts the job.
+	return dsgd.Run(context.Background(), config, func(session *dsgd.Session) error {
+		return fit(session, train, test, *epochs, *batch, *seed, *optimizer, *options, *folder != "")
 	})
 }
 
-func fit(session *dsgd.Session, train, test data, epochs, batch int, seed int64, optimizer, options string) error {
+func fit(session *dsgd.Session, train, test data, epochs, batch int, seed int64, optimizer, options string, resume bool) error {
 	// The model: four tensors, one copy of them on this worker's CPU.
 	replica, err := session.AddReplica("cpu")
 	if err != nil {
@@ -226,9 +239,17 @@ func fit(session *dsgd.Session, train, test data, epochs, batch int, seed int64,
 		return err
 	}
 	rows := make([]int64, batch)
-	for epoch := 1; epoch <= epochs; epoch++ {
-		if err := shard.SetEpoch(uint64(epoch)); err != nil {
+	if resume { // go on from the newest checkpoint, also with another number of workers
+		if err := session.LoadCheckpoint(context.Background(), ""); err != nil && !errors.Is(err, dsgd.ErrNotFound) {
 			return err
+		}
+	}
+	first := max(int(shard.Epoch()), 1) // of the checkpoint, or of a running job that this worker has joined
+	for epoch := first; epoch <= epochs; epoch++ {
+		if shard.Epoch() != uint64(epoch) { // else it goes on within the epoch
+			if err := shard.SetEpoch(uint64(epoch)); err != nil {
+				return err
+			}
 		}
 		began, loss := time.Now(), 0.0
 		for allDone := false; !allDone; { // a worker that has no data left goes on with weight 0 until nobody has

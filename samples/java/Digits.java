@@ -1,3 +1,4 @@
+import io.dsgd.Config;
 import io.dsgd.DType;
 import io.dsgd.Dsgd;
 import io.dsgd.DsgdException;
@@ -5,6 +6,7 @@ import io.dsgd.Memory;
 import io.dsgd.Replica;
 import io.dsgd.Session;
 import io.dsgd.Shard;
+import io.dsgd.Status;
 import java.io.IOException;
 import java.nio.FloatBuffer;
 import java.nio.file.Files;
@@ -130,7 +132,8 @@ public final class Digits {
   // ---- dsgd
 
   private static final List<String> OPTIONS =
-      List.of("--data", "--epochs", "--batch", "--seed", "--optimizer", "--optimizer-options");
+      List.of("--data", "--epochs", "--batch", "--seed", "--optimizer", "--optimizer-options",
+          "--checkpoint");
 
   private static String option(String[] args, String name, String otherwise) {
     for (int i = 0; i + 1 < args.length; i++) if (args[i].equals(name)) return args[i + 1];
@@ -157,8 +160,16 @@ public final class Digits {
     session.start(); // from here on all workers hold rank 0's values
 
     Shard shard = session.shard(train.labels.size(), seed);
-    for (int epoch = 1; epoch <= epochs; epoch++) {
-      shard.epoch(epoch);
+    if (option(args, "--checkpoint", null) != null) {
+      try { // go on from the newest checkpoint, also with another number of workers
+        session.loadCheckpoint(null);
+      } catch (DsgdException error) {
+        if (error.status() != Status.NOT_FOUND) throw error;
+      }
+    }
+    int first = Math.max((int) shard.epoch(), 1); // of the checkpoint, or of a running job that this worker has joined
+    for (int epoch = first; epoch <= epochs; epoch++) {
+      if (shard.epoch() != epoch) shard.epoch(epoch); // else it goes on within the epoch
       long began = System.nanoTime();
       double loss = 0;
       boolean allDone = false;
@@ -180,15 +191,22 @@ public final class Digits {
   public static void main(String[] args) throws IOException, InterruptedException {
     for (int i = 0; i < args.length; i += 2) {
       if (!OPTIONS.contains(args[i]) || i + 1 == args.length) {
-        System.err.println("digits: '" + args[i] + "' is no option, or has no value; options: " + OPTIONS);
+        System.err.println("digits: unknown option '" + args[i] + "', or its value is missing; options: " + OPTIONS);
         System.exit(2);
       }
     }
     try {
       Data train = new Data(), test = new Data();
       read(Path.of(option(args, "--data", "digits.csv")), train, test);
-      // DSGD_* variables, for example from `dsgd run`, say how to join. An exception aborts the job.
-      Dsgd.run(session -> new Digits().train(session, train, test, args));
+      try (Config config = new Config()) { // DSGD_* variables, for example from `dsgd run`
+        String folder = option(args, "--checkpoint", null);
+        if (folder != null) { // dsgd saves by itself; DSGD_CHECKPOINT_INTERVAL changes how often
+          config.set("checkpoint_dir", folder);
+          if (config.get("checkpoint_interval").equals("0")) config.set("checkpoint_interval", 100);
+        }
+        // An exception aborts the job.
+        Dsgd.run(config, session -> new Digits().train(session, train, test, args));
+      }
     } catch (DsgdException error) {
       System.err.println("digits: " + error.getMessage());
       System.exit(1);

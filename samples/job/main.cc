@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <fstream>
@@ -20,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "chaos.h"
 #include "display.h"
 #include "messages.h"
 #include "plot.h"
@@ -35,7 +37,10 @@ struct Options {
   std::string device = "cpu";  // "cuda:0,cuda:1": where workers in C and Python train
   std::vector<std::string> languages = {"c", "java", "go", "python"}, settings;
   int workers = 4, epochs = 40, batch = 16, seed = 1;
+  bool chaos = false;
 };
+
+constexpr int kKills = 3;  // of --chaos
 
 const std::map<std::string, std::string> kOptimizerOptions = {
     {"sgd", "lr=0.1 momentum=0.9"}, {"adam", "lr=0.003"}, {"adamw", "lr=0.003"}};
@@ -69,6 +74,11 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
     words.push_back(setting);
   };
   set("strategy=" + options.strategy);
+  if (options.chaos) {
+    words.insert(words.end(), {"--restarts", std::to_string(kKills)});
+    set("min_workers=1");
+    if (options.strategy == "ps") set("copies=2");
+  }
   for (const std::string& setting : options.settings) set(setting);
   for (size_t i = 0; i < workers.size(); ++i) {
     words.insert(words.end(), i == 0 ? std::initializer_list<std::string>{"-n", "1", "--"}
@@ -85,9 +95,17 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
   return words;
 }
 
+pid_t child = -1;
+
+void set_value(std::vector<double>& values, int epoch, double value) {
+  const size_t at = static_cast<size_t>(std::max(epoch, 1)) - 1;
+  if (at >= values.size()) values.resize(at + 1, NAN);
+  values[at] = value;
+}
+
 // A worker's line, "[2] {...}" after the launcher's prefix. False: not one of ours.
 bool take_line(const std::string& line, std::vector<Worker>& workers, std::vector<job::Curve>& curves,
-               job::Display& display) {
+               job::Display& display, job::Chaos& chaos) {
   const size_t end = line.find("] ");
   if (line.empty() || line[0] != '[' || end == std::string::npos) return false;
   const json record = json::parse(line.substr(end + 2), nullptr, false);
@@ -99,24 +117,24 @@ bool take_line(const std::string& line, std::vector<Worker>& workers, std::vecto
     worker.epoch = record["epoch"];
     worker.loss = record.value("loss", 0.0);
     worker.speed = record.value("samples_per_second", 0.0);
-    curves[rank].loss.push_back(worker.loss);
-    curves[rank].accuracy.push_back(worker.accuracy);
+    set_value(curves[rank].loss, worker.epoch, worker.loss);
+    set_value(curves[rank].accuracy, worker.epoch, worker.accuracy);
     display.update(rank);
+    for (const std::string& news : chaos.on_epoch(rank, workers, child)) display.message(news);
   }
   worker.digest = record.value("digest", worker.digest);
   worker.device = record.value("device", worker.device);
   return true;
 }
 
-pid_t child = -1;
 volatile std::sig_atomic_t interrupted = 0;
 void pass_on(int signal) {
   interrupted = signal;
   if (child > 0) kill(child, signal);
 }
 
-// Starts the launcher and returns the end of a pipe with its output, or -1. It dies with this process, and
-// its workers with it.
+// Starts the launcher and returns the end of a pipe with its output, or -1. The launcher dies with this
+// process, and the workers with the launcher.
 int start(const std::vector<std::string>& words) {
   int output[2];
   if (pipe2(output, O_CLOEXEC) != 0) return -1;
@@ -126,7 +144,7 @@ int start(const std::vector<std::string>& words) {
   if (child == 0) {
     setpgid(0, 0);  // Ctrl-C comes from this process alone: a second signal would kill the workers
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(127);  // it died before the line above
+    if (getppid() != parent) _exit(127);  // the parent died before prctl() was called
     dup2(output[1], 1);
     dup2(output[1], 2);
     std::signal(SIGPIPE, SIG_DFL);
@@ -143,21 +161,22 @@ int start(const std::vector<std::string>& words) {
 // Runs the launcher and reads its output to the end; returns its exit status. `failure` gets the launcher's
 // last report.
 int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std::vector<job::Curve>& curves,
-        int epochs, std::string* failure) {
+        const Options& options, job::Chaos& chaos, std::string* failure) {
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, pass_on);
   std::signal(SIGPIPE, SIG_IGN);
   pollfd output{start(words), POLLIN, 0};
   if (output.fd < 0) return 1;
-  if (interrupted) kill(child, interrupted);  // it came before there was a child
-  job::Display display(workers, epochs);
+  if (interrupted) kill(child, interrupted);  // the signal came before there was a child
+  job::Display display(workers, options.epochs);
   job::Messages messages([&](const std::string& text) {
     if (!interrupted) display.message(text);
   });
   const std::string ours = "dsgd run: ";  // of the launcher's own lines
   const auto take = [&](std::string line) {
     while (!line.empty() && line.back() == '\r') line.pop_back();
-    if (take_line(line, workers, curves, display)) return;  // shown by the display
+    if (take_line(line, workers, curves, display, chaos)) return;  // shown by the display
     if (line.rfind(ours, 0) != 0) return messages.add(line);
+    if (line.find("; the others go on") != std::string::npos) return display.message(line);
     *failure = line.substr(ours.size());
     messages.report(*failure);
   };
@@ -188,20 +207,26 @@ int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std
 job::Curve mean_curve(const std::vector<job::Curve>& curves) {
   job::Curve mean;
   for (size_t epoch = 0;; ++epoch) {
-    double loss = 0;
+    double loss = 0, accuracy = 0;
+    int reports = 0;
     for (const job::Curve& curve : curves) {
       if (epoch >= curve.loss.size()) return mean;
+      if (std::isnan(curve.loss[epoch])) continue;  // a worker that has joined later
       loss += curve.loss[epoch];
+      accuracy = curve.accuracy[epoch];
+      ++reports;
     }
-    mean.loss.push_back(loss / static_cast<double>(curves.size()));
-    mean.accuracy.push_back(curves[0].accuracy[epoch]);
+    if (reports == 0) return mean;
+    mean.loss.push_back(loss / reports);
+    mean.accuracy.push_back(accuracy);
   }
 }
 
 // Ctrl-C: one line, and the plot of the epochs that all workers have ended.
-int end_interrupted(const Options& options, const std::string& title, const job::Curve& curve) {
+int end_interrupted(const Options& options, const std::string& title, const job::Curve& curve,
+                    const job::Chaos& chaos) {
   std::cout << "Interrupted after epoch " << curve.loss.size();
-  if (!curve.loss.empty() && job::write_plot(options.plot, title, curve))
+  if (!curve.loss.empty() && job::write_plot(options.plot, title, curve, chaos.events()))
     std::cout << "; plot: " << options.plot;
   std::cout << std::endl;
   return 128 + interrupted;
@@ -226,6 +251,7 @@ int main(int argc, char** argv) {
   app.add_option("--optimizer-options", options.optimizer_options);
   app.add_option("--seed", options.seed);
   app.add_option("--set", options.settings);
+  app.add_flag("--chaos", options.chaos);
   app.add_option("--report", options.report);
   app.add_option("--plot", options.plot);
   app.add_option("--build", options.build);
@@ -247,16 +273,17 @@ int main(int argc, char** argv) {
     worker.device = worker.language == "c" || worker.language == "python" ? options.device : "cpu";
   }
   std::vector<job::Curve> curves(workers.size());
+  job::Chaos chaos(options.chaos ? kKills : 0, options.epochs);
 
   const auto began = std::chrono::steady_clock::now();
   const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
                             (workers.size() == 1 ? " worker, " : " workers, ") + options.optimizer + " " +
                             options.optimizer_options;
   std::string failure;
-  const int status = run(command_line(options, workers), workers, curves, options.epochs, &failure);
+  const int status = run(command_line(options, workers), workers, curves, options, chaos, &failure);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   const job::Curve curve = mean_curve(curves);
-  if (interrupted) return end_interrupted(options, title, curve);
+  if (interrupted) return end_interrupted(options, title, curve, chaos);
   if (status != 0) {
     std::cerr << "samples/run: the job failed with status " << status << ": "
               << (failure.empty() ? "its messages are above" : failure) << '\n';
@@ -285,7 +312,7 @@ int main(int argc, char** argv) {
                                           : "All workers hold the same bits";
   std::printf("%s after %.1f s\n", end, seconds);
   std::fflush(stdout);
-  bool written = job::write_plot(options.plot, title, curve);
+  bool written = job::write_plot(options.plot, title, curve, chaos.events());
   (written ? std::cout << "plot: " : std::cerr << "samples/run: cannot write ") << options.plot << std::endl;
   if (!options.report.empty()) {
     std::ofstream file(options.report);

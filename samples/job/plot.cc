@@ -26,7 +26,7 @@ double tick_step(double span) {
 }
 
 void panel(std::ofstream& out, double left, const std::string& label, const std::string& colour,
-           const std::vector<double>& values, double low, double high) {
+           const std::vector<double>& values, double low, double high, const std::vector<Event>& events) {
   const size_t epochs = values.size();
   const auto x = [&](double epoch) {
     return left + kWidth * (epoch - 1) / std::max<double>(1, static_cast<double>(epochs) - 1);
@@ -46,6 +46,11 @@ void panel(std::ofstream& out, double left, const std::string& label, const std:
     out << "<text x='" << x(epoch) << "' y='" << kTop + kHeight + 18 << "' text-anchor='middle'>"
         << number(epoch) << "</text>\n";
   }
+  for (const Event& event : events) {
+    const double at = x(std::min(event.epoch, static_cast<double>(epochs)));
+    out << "<line x1='" << at << "' x2='" << at << "' y1='" << kTop << "' y2='" << kTop + kHeight
+        << "' class='" << (event.is_kill ? "killed" : "joined") << "'/>\n";
+  }
   out << "<text x='" << left + kWidth / 2 << "' y='" << kTop + kHeight + 38
       << "' text-anchor='middle'>epoch</text>\n"
       << "<polyline fill='none' stroke='" << colour << "' stroke-width='2' points='";
@@ -55,20 +60,27 @@ void panel(std::ofstream& out, double left, const std::string& label, const std:
 
 }  // namespace
 
-bool write_plot(const std::string& path, const std::string& title, const Curve& curve) {
+bool write_plot(const std::string& path, const std::string& title, const Curve& curve,
+                const std::vector<Event>& events) {
   std::ofstream out(path);
   const double width = kLeft + 2 * kWidth + kGap + 30, height = kTop + kHeight + 60;
   out << "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 " << width << ' ' << height << "' width='"
       << width << "' height='" << height << "'>\n"
-      << "<style>text{font:12px sans-serif;fill:#333}.label{font-weight:bold}.grid{stroke:#ddd}</style>\n"
+      << "<style>text{font:12px sans-serif;fill:#333}.label{font-weight:bold}.grid{stroke:#ddd}"
+      << ".killed{stroke:#d62728}.joined{stroke:#2ca02c;stroke-dasharray:4}</style>\n"
       << "<rect width='100%' height='100%' fill='white'/>\n<text x='" << kLeft << "' y='20' font-size='14'>"
       << title << "</text>\n";
   if (!curve.loss.empty()) {
     const double highest = *std::max_element(curve.loss.begin(), curve.loss.end());
-    panel(out, kLeft, "training loss (cross-entropy)", "#1f77b4", curve.loss, 0, highest > 0 ? highest : 1);
+    panel(out, kLeft, "training loss (cross-entropy)", "#1f77b4", curve.loss, 0, highest > 0 ? highest : 1,
+          events);
     const double lowest = *std::min_element(curve.accuracy.begin(), curve.accuracy.end());
     panel(out, kLeft + kWidth + kGap, "test accuracy (%)", "#2ca02c", curve.accuracy, std::min(lowest, 99.0),
-          100);
+          100, events);
+  }
+  if (!events.empty()) {
+    out << "<text x='" << kLeft << "' y='" << height - 4
+        << "'>red: a worker is killed; green: another one has joined in its place</text>\n";
   }
   out << "</svg>\n";
   out.flush();

@@ -2,10 +2,11 @@
 
 Copy this file to begin a trainer of your own. The values of the module's parameters and their gradients are dsgd's memory, so
 that nothing is copied between PyTorch and dsgd: see attach() and step(). The network has 64 inputs, 128 hidden units with ReLU
-and 10 classes. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may have several:
+and 10 classes. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may have several. In the
+second command two workers run the trainer digits.py on the CPU:
 
     python digits_torch.py --data digits.csv --device cuda:0
-    dsgd run -n 1 -- python digits_torch.py --data digits.csv --device cuda:0,cuda:0 : -n 2 -- digits_on_cpu --data digits.csv
+    dsgd run -n 1 -- python digits_torch.py --data digits.csv --device cuda:0,cuda:0 : -n 2 -- python digits.py --data digits.csv
 """
 
 import argparse
@@ -88,8 +89,8 @@ class Replica:
             self.loss += loss.detach() * (end - begin)
 
     def mark(self, parameters):
-        """Tells dsgd where on the GPU's stream the gradients will be ready. Neither this nor backward() waits for the GPU; what
-        is entered into this stream after the step sees the new values."""
+        """Tells dsgd where on the GPU's stream the gradients will be ready. Neither this nor backward() waits for the GPU. Work
+        that is enqueued in this stream after the step sees the new values."""
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
         for parameter in parameters.values():
             self.replica.gradient_ready(parameter, stream)
@@ -111,6 +112,10 @@ def step(session, replicas, parameters, begin, end):
         replica.backward(bounds[r], bounds[r + 1])
         replica.mark(parameters)
     return operation.wait()
+
+
+def report(**values):
+    print(json.dumps(values), flush=True)
 
 
 def main():
@@ -155,30 +160,11 @@ def main():
                 end = min(begin + options.batch, len(order))
                 done, begin = step(session, replicas, parameters, begin, end).all_done, end
             loss = sum(replica.loss.item() for replica in replicas)
-            print(
-                json.dumps(
-                    {
-                        "epoch": epoch,
-                        "loss": loss / len(shard),
-                        "accuracy": replicas[0].accuracy(*test),
-                        "samples_per_second": len(shard) / (time.perf_counter() - began),
-                    }
-                ),
-                flush=True,
-            )
-        print(
-            json.dumps(
-                {
-                    "done": True,
-                    "rank": session.rank,
-                    "language": "python",
-                    "device": ",".join(replica.replica.device for replica in replicas),
-                    "accuracy": replicas[0].accuracy(*test),
-                    "digest": f"{session.digest():016x}",
-                }
-            ),
-            flush=True,
-        )
+            speed = len(shard) / (time.perf_counter() - began)
+            report(epoch=epoch, loss=loss / len(shard), accuracy=replicas[0].accuracy(*test), samples_per_second=speed)
+        devices = ",".join(replica.replica.device for replica in replicas)
+        digest = f"{session.digest():016x}"
+        report(done=True, rank=session.rank, language="python", device=devices, accuracy=replicas[0].accuracy(*test), digest=digest)
 
 
 if __name__ == "__main__":

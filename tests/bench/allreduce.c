@@ -15,31 +15,6 @@ static const char kHelp[] =
     "  --sizes   bytes per worker; K, M, G are powers of 1024\n"
     "  --rounds  timed operations per size; by default 5 (100M) to 200 (1M and less)";
 
-/* Small whole numbers, so that sums are exact in any order; other ones in every round, so that no old result
- * passes. */
-enum { kPeriod = 13 };
-
-static void write_input(float* data, size_t count, int rank, size_t round) {
-  unsigned phase = (unsigned)(round % kPeriod);
-  for (size_t i = 0; i < count; ++i) {
-    data[i] = (float)((unsigned)rank + 1 + phase);
-    if (++phase == kPeriod) phase = 0;
-  }
-}
-
-static void check_output(const float* data, size_t count, int workers, size_t round) {
-  const unsigned base = (unsigned)workers * ((unsigned)workers + 1) / 2;
-  unsigned phase = (unsigned)(round % kPeriod);
-  for (size_t i = 0; i < count; ++i) {
-    const float expected = (float)(base + (unsigned)workers * phase);
-    if (data[i] != expected) {
-      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i],
-          (double)expected);
-    }
-    if (++phase == kPeriod) phase = 0;
-  }
-}
-
 /* Fills times[0..rounds) with this worker's microseconds from call to return. */
 static void measure(dsgd_session* session, float* data, size_t bytes, size_t rounds, double* times) {
   enum { kWarmUp = 2 };
@@ -47,13 +22,13 @@ static void measure(dsgd_session* session, float* data, size_t bytes, size_t rou
   const int rank = dsgd_rank(session), workers = dsgd_size(session);
   dsgd_error* error = NULL;
   for (size_t round = 0; round < kWarmUp + rounds; ++round) {
-    write_input(data, count, rank, round);
+    write_addends(data, count, rank, round);
     check(dsgd_barrier(session, NULL, NULL, NULL, &error), &error);
     const double began = now_us();
     check(dsgd_allreduce(session, NULL, data, data, bytes, DSGD_FLOAT32, DSGD_SUM, NULL, NULL, &error),
           &error);
     if (round >= kWarmUp) times[round - kWarmUp] = now_us() - began;
-    check_output(data, count, workers, round);
+    check_sums(data, count, workers, round);
   }
 }
 
@@ -71,7 +46,7 @@ int main(int argc, char** argv) {
   dsgd_session* session;
   check(dsgd_init(config, &session, &error), &error);
   const int workers = dsgd_size(session), rank = dsgd_rank(session);
-  if (rank == 0) puts("workers,bytes,algorithm,median_us,p10_us,p90_us,busbw_GBps");
+  if (rank == 0) puts(kAllreduceColumns);
 
   for (size_t s = 0; s < size_count; ++s) {
     const size_t bytes = sizes[s], rounds = rounds_asked ? rounds_asked : default_rounds(bytes);
@@ -83,13 +58,7 @@ int main(int argc, char** argv) {
     check(dsgd_allreduce(session, NULL, times, times, rounds * sizeof *times, DSGD_FLOAT64, DSGD_MAX, NULL,
                          NULL, &error),
           &error);
-    if (rank == 0) {
-      const double median = percentile(times, rounds, 50);
-      printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, dsgd_config_value(config, "algorithm"),
-             median, percentile(times, rounds, 10), percentile(times, rounds, 90),
-             (double)bytes * 2.0 * (workers - 1) / workers / median * 1e-3);
-      fflush(stdout);
-    }
+    if (rank == 0) print_allreduce(workers, bytes, dsgd_config_value(config, "algorithm"), times, rounds);
     free(times);
     free(data);
   }

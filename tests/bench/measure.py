@@ -95,6 +95,13 @@ def jobs(programs, options):
         rows = programs.job(name, workers, command, transport, [f"algorithm={algorithm}"])
         return [{"transport": transport, **row} for row in rows]
 
+    def gloo(workers, algorithm):
+        command = [programs.paths["gloo"], *sizes, *operations, "--workers", str(workers)]
+        rows = run(
+            f"Gloo, {workers} workers, {algorithm}", [*command, "--algorithm", algorithm], programs.environment
+        )
+        return [{"transport": "gloo", **row} for row in rows]
+
     def step(language, workers):
         command = [*programs.paths["step"][language], "--steps", str(options.steps)]
         return programs.job(f"steps in {language}, {workers} worker{'s' if workers > 1 else ''}", workers, command)
@@ -103,6 +110,9 @@ def jobs(programs, options):
         for transport in ("tcp", "unix"):
             for algorithm in ("auto", "direct", "ring"):
                 found.append(("allreduce", lambda w=workers, t=transport, a=algorithm: allreduce(w, t, a)))
+        if "gloo" in programs.paths:
+            for algorithm in ("ring", "ring_chunked", "halving_doubling", "bcube"):
+                found.append(("allreduce", lambda w=workers, a=algorithm: gloo(w, a)))
     for language in programs.paths["step"]:
         for workers in (1, 2):
             found.append(("step", lambda l=language, w=workers: step(l, w)))
@@ -110,8 +120,8 @@ def jobs(programs, options):
 
 
 def measure(programs, options):
-    """Rows of each table, with the number of their round. Each round begins elsewhere in the list, so that nothing is always
-    measured after the same neighbour's heat."""
+    """Returns the rows of each table, with the number of their round. Each round begins at another place of the list, so that a
+    program does not always run after the same one, which may have heated the processor."""
     tables = {"limits": [], "allreduce": [], "step": []}
     work = jobs(programs, options)
     for number in range(options.rounds):
@@ -135,7 +145,7 @@ def main():
     parser.add_argument(
         "output", type=pathlib.Path, help="folder for report.md, allreduce.svg and the CSV files"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="times that everything is run")
+    parser.add_argument("--rounds", type=int, default=5, help="how often all programs are run")
     parser.add_argument(
         "--sizes",
         type=lambda text: text.split(","),

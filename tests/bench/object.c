@@ -9,16 +9,13 @@
 static const char kHelp[] =
     "bench_object [--sizes 1K,64K,1M,16M,64M] [--rounds N] [--putter RANK]\n"
     "\n"
-    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`), and "
-    "checks "
-    "every\n"
-    "object on every worker. Rank 0 prints CSV: workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps, "
-    "the last "
-    "the\n"
-    "bytes that all other workers received, divided by the time.\n"
+    "Measures dsgd_object_put, from call to return, in a job that the environment names (`dsgd run`).\n"
+    "Checks every object on every worker. Rank 0 prints CSV:\n"
+    "workers,bytes,putter,median_us,p10_us,p90_us,delivered_GBps. delivered_GBps is the number of bytes\n"
+    "that all other workers received, divided by the time.\n"
     "  --sizes   bytes of the object; K, M, G are powers of 1024\n"
     "  --rounds  timed puts per size; by default 5 (64M) to 200 (1M and less)\n"
-    "  --putter  the worker that puts; 1 to the last rank, by default rank 0";
+    "  --putter  the rank that puts the object (default 0)";
 
 /* Fills times[0..rounds) with the microseconds of each put; zeros on workers that put nothing. */
 static void measure(dsgd_session* session, int is_putter, unsigned char* data, size_t bytes, size_t rounds,

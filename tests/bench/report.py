@@ -128,7 +128,8 @@ def conditions_section(c):
 
 
 def label(transport, algorithm):
-    return f"{'TCP' if transport == 'tcp' else 'Unix sockets'}, {algorithm}"
+    names = {"tcp": "TCP", "unix": "Unix sockets", "gloo": "Gloo over TCP"}
+    return f"{names[transport]}, {algorithm}"
 
 
 def recorded(workers, sizes):
@@ -176,7 +177,7 @@ def allreduce_section(measured, limits, sizes):
                 + [str(measured[workers, transport, algorithm, s]) for s in sizes]
             )
         best = [
-            min(sample.median for (w, _, _, b), sample in measured.items() if (w, b) == (workers, size))
+            min(s.median for (w, t, _, b), s in measured.items() if (w, b) == (workers, size) and t != "gloo")
             for size in sizes
         ]
         lines.append(

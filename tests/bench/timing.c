@@ -93,3 +93,35 @@ void die(const char* format, ...) {
 void check(int32_t status, dsgd_error** error) {
   if (status != DSGD_OK) die("%s: %s", dsgd_status_name(status), dsgd_error_message(*error));
 }
+
+enum { kPeriod = 13 };
+
+void write_addends(float* data, size_t count, int rank, size_t round) {
+  unsigned phase = (unsigned)(round % kPeriod);
+  for (size_t i = 0; i < count; ++i) {
+    data[i] = (float)((unsigned)rank + 1 + phase);
+    if (++phase == kPeriod) phase = 0;
+  }
+}
+
+void check_sums(const float* data, size_t count, int workers, size_t round) {
+  const unsigned base = (unsigned)workers * ((unsigned)workers + 1) / 2;
+  unsigned phase = (unsigned)(round % kPeriod);
+  for (size_t i = 0; i < count; ++i) {
+    const float expected = (float)(base + (unsigned)workers * phase);
+    if (data[i] != expected) {
+      die("wrong result: element %zu of %zu is %g instead of %g", i, count, (double)data[i],
+          (double)expected);
+    }
+    if (++phase == kPeriod) phase = 0;
+  }
+}
+
+const char kAllreduceColumns[] = "workers,bytes,algorithm,median_us,p10_us,p90_us,busbw_GBps";
+
+void print_allreduce(int workers, size_t bytes, const char* algorithm, double* times, size_t count) {
+  const double median = percentile(times, count, 50);
+  printf("%d,%zu,%s,%.2f,%.2f,%.2f,%.4f\n", workers, bytes, algorithm, median, percentile(times, count, 10),
+         percentile(times, count, 90), (double)bytes * 2.0 * (workers - 1) / workers / median * 1e-3);
+  fflush(stdout);
+}

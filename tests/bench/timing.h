@@ -33,6 +33,15 @@ size_t parse_sizes(const char* text, size_t sizes[kMaxSizes]);
 /* Timed operations for a size, if no number is asked for: 200 for what is short, 5 for what is long. */
 size_t default_rounds(size_t bytes);
 
+/* Input of an all-reduce, and the check of its sum: small whole numbers, so that sums are exact in any order;
+ * other ones in every round, so that no old result passes. */
+void write_addends(float* data, size_t count, int rank, size_t round);
+void check_sums(const float* data, size_t count, int workers, size_t round);
+
+/* Prints the row of `kAllreduceColumns` for `count` timed operations. Sorts `times`. */
+extern const char kAllreduceColumns[];
+void print_allreduce(int workers, size_t bytes, const char* algorithm, double* times, size_t count);
+
 /* Ends the program with a message on stderr. */
 void die(const char* format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 

@@ -23,12 +23,12 @@ AFTER_FAILURE_SECONDS = 5
 
 
 _tried = 0
-_claims = []  # of ports, against other processes that run this script
+_claims = []  # the sockets that reserve ports
 
 
 def free_port():
-    """Below the range that the system gives to outgoing connections, so that none takes it before the head binds it. A name
-    that one process at a time can have is this one's claim to it, for as long as it runs."""
+    """Returns a free port below the range that the system uses for outgoing connections, so that none takes it before the head
+    binds it. Binding an abstract Unix socket reserves the port among all runs of this script, until this process ends."""
     global _tried
     while True:
         _tried += 1
@@ -54,7 +54,7 @@ def workers_of(script):
 
 
 def run_job(script, commands, folder):
-    """One worker for each command; the text each wrote, by rank. Raises RuntimeError with what they said."""
+    """Starts one worker per command. Returns what each wrote, by rank. Raises RuntimeError with their output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
     environment.update(DSGD_HEAD=f"127.0.0.1:{free_port()}", DSGD_NUM_WORKERS=str(len(commands)))
     running = []
@@ -69,7 +69,7 @@ def run_job(script, commands, folder):
             running.append((process, result, log))
         deadline = time.monotonic() + JOB_SECONDS
         while any(process.poll() is None for process, _, _ in running) and time.monotonic() < deadline:
-            if any(process.returncode for process, _, _ in running):  # the others can but wait for it
+            if any(process.returncode for process, _, _ in running):  # the others may wait for the failed one
                 deadline = min(deadline, time.monotonic() + AFTER_FAILURE_SECONDS)
             time.sleep(0.01)
     finally:
@@ -112,11 +112,12 @@ def unequal_ranks(script, results):
 
 
 def jobs(names, size, shift):
-    """(title, language of each rank): each language alone, then one mixed job, which begins at language `shift`."""
+    """(title, language of each rank): each language alone, then mixed jobs from language `shift` on, until each language
+    has been in one."""
     for name in names:
         yield f"all {name}", [name] * size
-    if len(names) > 1 and size > 1:
-        mixed = [names[(rank + shift) % len(names)] for rank in range(size)]
+    for first in range(shift, shift + len(names), size) if len(names) > 1 and size > 1 else ():
+        mixed = [names[(first + rank) % len(names)] for rank in range(size)]
         yield f"mixed {','.join(mixed)}", mixed
 
 

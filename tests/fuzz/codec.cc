@@ -1,5 +1,5 @@
 // Bytes that a peer sends in one piece: a hello, its reply, a message, an answer, a chunk's header, a
-// payload. The first byte chooses the decoder. What is accepted must survive being written and read again.
+// payload. The first byte chooses the decoder. Accepted input must survive being written and read again.
 #include <cstdlib>
 #include <span>
 #include <vector>
@@ -29,7 +29,7 @@ void read_payload(const std::vector<uint8_t>& bytes, Decode decode) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::vector<uint8_t> bytes(data + 1, data + size);  // exact, so that an over-read is seen
-  switch (data[0] % 15) {
+  switch (data[0] % 20) {
     case 0:
       if (auto message = decode_message(bytes); message.ok()) {
         auto again = decode_message(encode(message.value()));
@@ -95,6 +95,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 14:
       read_payload(bytes, decode_value_digests);
+      break;
+    case 15:
+      read_payload(bytes, decode_gradient_report);
+      break;
+    case 16:
+      read_payload(bytes, decode_view_report);
+      break;
+    case 17:
+      read_payload(bytes, decode_checkpoint_report);
+      break;
+    case 18:
+      read_payload(bytes, decode_sample_report);
+      break;
+    case 19:
+      if (auto record = decode_head_record(bytes); record.ok()) {
+        auto again = decode_head_record(encode(record.value()));
+        require(again.ok() && encode(again.value()) == encode(record.value()));
+      }
       break;
   }
   return 0;

@@ -11,6 +11,9 @@
 #include <limits>
 #include <string>
 
+#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/safetensors.h"
+#include "core/membership/head_file.h"
 #include "transport/schema/codec.h"
 #include "transport/schema/codec_capnp.h"
 
@@ -26,12 +29,32 @@ Status problem() {
 }
 
 std::vector<Message> messages() {
-  const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99};
+  const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99, 1};
+  const Progress progress{
+      1, 1, 2, 17, Progress::Activity::kWaits, 5, std::chrono::seconds(3), "step 17", "rank 2", {2, 4}};
   return {Empty{},
-          JoinRequest{member, 4, true, std::chrono::seconds(10)},
-          JoinReply{1, 1, 0, {member, member}, "job nonce"},
+          progress,
+          StatusRequest{},
+          ScaleRequest{3},
+          StatusReply{StatusReply::State::kRunning,
+                      2,
+                      4,
+                      2,
+                      8,
+                      5,
+                      1,
+                      0,
+                      problem(),
+                      {1},
+                      "no",
+                      {{member, WorkerStatus::State::kRunning, std::chrono::seconds(1), true,
+                        std::chrono::seconds(2), 3.5, progress},
+                       {member, WorkerStatus::State::kLost}}},
+          JoinRequest{member, 4, true, std::chrono::seconds(10), 2, 8, std::chrono::seconds(90),
+                      std::chrono::seconds(60), 99},
+          JoinReply{1, 1, 0, {member, member}, "job nonce", true, 3, false, true},
           Watch{3},
-          WatchReply{4, 1, problem(), 2, 7},
+          WatchReply{4, 1, problem(), 2, 7, {member, member}, 1, true},
           Renew{1, 1},
           Leave{1, 1, problem(), 7},
           Report{1, 1, problem()},
@@ -42,7 +65,32 @@ std::vector<Message> messages() {
           FetchObject{1, 0, "name", 7, 4096},
           Goodbye{1, 1, {}, 5, {1, 2}, 7},
           SessionFailed{1, 1, problem()},
-          HasBegun{1, 1, 17}};
+          HasBegun{1, 1, 17},
+          Enter{1, 1},
+          HasCompleted{1, 1, 9},
+          Return{1, 1, 99},
+          FetchState{1, 2, 0, 100, 3, 99, true},
+          StateParts{
+              {{StateParts::Kind::kUpdate, 1, 10, 2, 5, 0.1, 1, -1, 2, {0, 0, 0, 1, 0, 0, 0, 2}}}, true, 77}};
+}
+
+HeadRecord head_record() {
+  const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99, 1};
+  MemberInfo other = member;
+  other.worker_id = "w0";
+  other.rank = other.number = 0;
+  HeadRecord record;
+  record.job = "job";
+  record.address = "10.0.0.1:7700";
+  record.num_workers = 2;
+  record.joined = 5;
+  record.job_nonce = "job nonce";
+  record.token_digest.fill(7);
+  record.view = 2;
+  record.workers = {{other, 1, 99, false, false, true, problem()}, {member, 1, 98, true, false, false, {}}};
+  record.confirmed = 3;
+  record.news = {{4, 1, problem(), 2, 7, {other, member}, 1}};
+  return record;
 }
 
 BulkHeader header(uint64_t operation) {
@@ -65,6 +113,11 @@ Bytes payload(uint8_t first, const std::vector<std::byte>& rest) {
   return prefixed(first, Bytes(begin, begin + rest.size()));
 }
 
+std::vector<Bytes> head_seeds() {
+  const std::vector<std::byte> file = write_head_record(head_record());
+  return {payload(0, file), prefixed(1, encode(head_record()))};
+}
+
 std::vector<Bytes> codec_seeds() {
   std::vector<Bytes> seeds;
   for (const auto& message : messages()) {
@@ -75,6 +128,7 @@ std::vector<Bytes> codec_seeds() {
   seeds.push_back(
       prefixed(1, encode(Hello{1, Role::kPeer, "job", "w1", 1, 1, "1.0.0", false, "job nonce", {1, 2}})));
   seeds.push_back(prefixed(2, encode(header(5))));
+  seeds.push_back(prefixed(19, encode(head_record())));
   seeds.push_back(prefixed(3, encode_status(problem())));
   seeds.push_back(prefixed(3, encode_status({})));
   seeds.push_back(prefixed(5, encode(Challenge{{}, {1, 2}})));
@@ -82,7 +136,8 @@ std::vector<Bytes> codec_seeds() {
   seeds.push_back(prefixed(6, encode(Proof{3, 4})));
   seeds.push_back(prefixed(7, encode(HelloReply{{}, {5, 6}, true})));
   seeds.push_back(prefixed(7, encode(HelloReply{problem(), {}})));
-  seeds.push_back(payload(8, encode(StepHeader{1, 2, 3, 4, 5, 0.1, 1024, true, {1, 0.5}})));
+  seeds.push_back(
+      payload(8, encode(StepHeader{1, 2, 3, 4, 5, 0.1, 1024, true, {1, 0.5}, {2, {{0, 1, 2, 3, 4}}}})));
   seeds.push_back(payload(9, encode(StartHeader{1, 1000, 2, 1})));
   seeds.push_back(payload(10, encode(WorkerGpus{{}, 22803, {{1}, {2}}})));
   seeds.push_back(payload(10, encode(WorkerGpus{problem(), 0, {{1}}})));
@@ -92,6 +147,27 @@ std::vector<Bytes> codec_seeds() {
   seeds.push_back(payload(12, encode(ScheduleDigest{0, problem()})));
   seeds.push_back(payload(13, encode(OperationCounts{4096, {5, 0, 7}})));
   seeds.push_back(payload(14, encode(ValueDigests{{1, 0, 3}})));
+  seeds.push_back(payload(15, encode(GradientReport{5, 2, {{0, 4, 17}, {1, 1, 0}}})));
+  seeds.push_back(payload(16, encode(ViewReport{true,
+                                                7,
+                                                1,
+                                                2,
+                                                1024,
+                                                5,
+                                                {1, 2, true, false, true, 3, 0.5, false, 4, 1, 0},
+                                                {9, 1, 1, 1},
+                                                true,
+                                                77,
+                                                900,
+                                                {1},
+                                                {5},
+                                                true,
+                                                0.1})));
+  const SampleLedger ledger{0, 100, 1, true, 2, 3, 0, 2, true, 40, 2, {{5, 0, 1, 2, 3, {{10, 3, 5}}}, {}}};
+  seeds.push_back(
+      payload(18, encode(SampleReport{false, {1, {{0, 2, 3, 0, 5}}}, {}, {}, {{5, {1, {}}}}, {ledger}})));
+  seeds.push_back(payload(17, encode(CheckpointReport{{}, 7, 100, 9, {1, {{0, 1, 2, 3, 4}}}})));
+  seeds.push_back(payload(17, encode(CheckpointReport{problem(), 7, 0, 0, {}})));
   return seeds;
 }
 
@@ -194,21 +270,53 @@ std::vector<Bytes> stream_seeds() {
   return seeds;
 }
 
+// ---- checkpoints
+
+Bytes text_seed(uint8_t first, const std::string& text) {
+  return prefixed(first, Bytes(text.begin(), text.end()));
+}
+
+std::vector<Bytes> checkpoint_seeds() {
+  using namespace checkpoint;
+  Manifest manifest;
+  manifest.library = "1.0.0";
+  manifest.step = 12;
+  manifest.view = manifest.workers = 1;
+  manifest.strategy = "ps";
+  manifest.optimizer = "sgd lr=0.1";
+  manifest.parameters = {{"w", DType::kFloat32, {3}, true, 12}};
+  manifest.shards = {{100, 1, 2, 3, true, {4}, {{{1, 2, 3}}}}};
+  manifest.files = {{"shard-00000-of-00001.safetensors", 100, 7}};
+  const std::string text = write_manifest(manifest);
+  const std::vector<StoredTensor> header = {{"w", DType::kFloat32, {3}, 0, 12},
+                                            {"w m [1:3]", DType::kFloat64, {2}, 12, 28},
+                                            {"b", DType::kUint8, {36}, 28, 64}};
+  const std::vector<StoredTensor> file = {{"w", DType::kFloat32, {3}, 0, 12},
+                                          {"w m [0:1]", DType::kFloat32, {1}, 12, 16},
+                                          {"w m [1:3]", DType::kFloat32, {2}, 16, 24}};
+  return {text_seed(0, text.substr(0, text.rfind(",\"xxh3\""))),
+          text_seed(1, write_header(header).substr(kHeaderLengthBytes)),
+          text_seed(2, write_header(file) + std::string(24, 'x'))};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: seeds codec|stream DIRECTORY\n");
+    std::fprintf(stderr, "usage: seeds checkpoint|codec|head|stream DIRECTORY\n");
     return 2;
   }
   const std::string name = argv[1];
-  if (name != "codec" && name != "stream") {
-    std::fprintf(stderr, "no corpus '%s': codec or stream\n", argv[1]);
+  if (name != "checkpoint" && name != "codec" && name != "head" && name != "stream") {
+    std::fprintf(stderr, "no corpus '%s': checkpoint, codec, head or stream\n", argv[1]);
     return 2;
   }
   std::filesystem::create_directories(argv[2]);
   int n = 0;
-  for (const auto& seed : name == "codec" ? codec_seeds() : stream_seeds()) {
+  for (const auto& seed : name == "checkpoint" ? checkpoint_seeds()
+                          : name == "codec"    ? codec_seeds()
+                          : name == "head"     ? head_seeds()
+                                               : stream_seeds()) {
     std::ofstream file(std::filesystem::path(argv[2]) / ("seed-" + std::to_string(n++)), std::ios::binary);
     file.write(reinterpret_cast<const char*>(seed.data()), static_cast<std::streamsize>(seed.size()));
     if (!file.flush()) {

@@ -43,8 +43,8 @@ constexpr size_t kReceiveMemory = 4 << 20, kLargestFrame = 64 << 20;
 class Sink final : public BulkSink {
  public:
   explicit Sink(size_t nbytes) : data_(new std::byte[nbytes]), nbytes_(nbytes) {}
-  std::byte* place(size_t offset, size_t n) override {
-    if (offset > nbytes_ || n > nbytes_ - offset) fail("a place beyond the chunk");
+  std::byte* destination(size_t offset, size_t n) override {
+    if (offset > nbytes_ || n > nbytes_ - offset) fail("a destination beyond the chunk");
     return ++turn_ % 2 == 0 ? data_.get() + offset : nullptr;
   }
   void take(size_t offset, std::span<const std::byte> piece) override {

@@ -24,6 +24,7 @@
 
 #include "core/device/device.h"
 #include "core/optimizer/optimizer.h"
+#include "core/session/head_process.h"
 #include "core/session/session.h"
 #include "tests/gpu/wire.h"
 #include "tests/unit/device/gpu.h"

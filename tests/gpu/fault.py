@@ -10,7 +10,7 @@ import threading
 import time
 
 LEASE = 3  # seconds
-# What may come on top: NCCL's abort, the end of a process that has used a GPU, and a busy machine.
+# Time that may come on top: NCCL's abort, the end of a process that has used a GPU, and a busy machine.
 MARGIN = 10
 
 class Process:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-# What is wanted, as a part of the limit's bandwidth.
+# Targets, as a part of the limit's bandwidth.
 GOALS = {
     "update sgd": 0.90,
     "update adamw": 0.90,

@@ -1,4 +1,5 @@
-"""A framework's tensors as a replica's buffers and dsgd's memory as the framework's tensors, without a copy either way.
+"""A framework's tensors as a replica's buffers and dsgd's memory as the framework's tensors, without a copy either way; and as
+buffers of collectives.
 
 tensors.py FRAMEWORK [--device cuda:0]      torch, cupy, jax, or numpy (on the cpu). Status 0: right, 1: wrong, 3: it is not there
 
@@ -221,6 +222,21 @@ def train(framework: Framework, device: str, bound: bool) -> None:
                     must_be(f"the value after step {step}, on another stream,", framework.read(framework.take(held)), expected)
 
 
+def collect(framework: Framework) -> None:
+    """Collectives read and write a tensor after the work that its current stream holds."""
+    with dsgd.init() as session:
+        for step in range(STEPS):
+            numbers = gradient_of(step)
+            with framework.stream():
+                tensor = framework.fill(framework.zeros(), numbers)
+                if not framework.writable:
+                    must_be("what is gathered", session.allgather(tensor).reshape(-1).tolist(), numbers)
+                    continue
+                must_be("the sum", framework.read(session.allreduce(tensor)), numbers)
+                gathered = framework.fill(framework.zeros(), gradient_of(step + 1))
+                must_be("what is gathered", framework.read(session.allgather(tensor, gathered)), numbers)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("framework", choices=sorted(FRAMEWORKS))
@@ -233,6 +249,7 @@ def main() -> int:
         return 3
     for bound in (True, False):
         train(framework, options.device, bound)
+    collect(framework)
     print(f"{options.framework} on {options.device}: its tensors and dsgd's are one memory, in the order of its streams")
     return 0
 

@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -26,6 +25,8 @@
 #include <vector>
 
 #include <dsgd/dsgd.h>
+
+#include "tests/loopback_socket.h"
 
 namespace {
 
@@ -218,7 +219,8 @@ INSTANTIATE_TEST_SUITE_P(Signals, Faults, testing::ValuesIn(faults()), [](const 
   return std::string(info.param.name) + (info.param.signal == SIGKILL ? "_killed" : "_stopped");
 });
 
-// Nobody has a connection to it yet, nor gets one: closing does not wait for that.
+// No worker has connected to the stopped one before dsgd_start, and dsgd_close must not wait for such a
+// connection.
 TEST(Stopped, BeforeTheStartItIsNamedAndTheOthersCloseSoon) {
   for (const bool head_in_worker : {false, true}) {
     Job job(4, {"wait"}, head_in_worker);
@@ -278,8 +280,8 @@ TEST(Deadline, AWorkerThatDoesNotCallIsNamedWhenTheStepTimeoutRunsOut) {
   }
 }
 
-// With `lease` as long as it may be in use, closing does not wait for it.
-TEST(Close, WithoutPatienceDoesNotWaitForAStoppedWorker) {
+// The lease is long, and dsgd_close with time limit 0 must not wait for it.
+TEST(Close, WithTimeLimitZeroDoesNotWaitForAStoppedWorker) {
   for (const bool head_in_worker : {false, true}) {
     for (size_t victim : {0, 1}) {
       Job job(3, {"close"}, head_in_worker, {}, std::chrono::minutes(5));
@@ -302,7 +304,7 @@ TEST(Close, WithoutPatienceDoesNotWaitForAStoppedWorker) {
 
 // Each element of each mean is checked by the workers (worker.c).
 TEST(Departure, BetweenStepsLetsTheOthersTrainOn) {
-  for (const char* algorithm : {"direct", "ring"}) {
+  for (const char* algorithm : {"direct", "halving_doubling", "ring"}) {
     for (const bool head_in_worker : {false, true}) {
       for (size_t leaver : {0, 2}) {
         SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" +
@@ -334,29 +336,17 @@ TEST(Abort, EveryWorkerLearnsWhoAbortedAndWhy) {
   }
 }
 
-// As an earlier job's head may be that has not ended yet: it takes connections, and nothing comes of them.
+// Occupies the head's address and answers nothing, as the head of an earlier job that has not ended yet.
 class Squatter {
  public:
-  Squatter() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof at;
-    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&at), length), 0);
-    EXPECT_EQ(listen(fd_, 100), 0);
-    EXPECT_EQ(getsockname(fd_, reinterpret_cast<sockaddr*>(&at), &length), 0);
-    address_ = "127.0.0.1:" + std::to_string(ntohs(at.sin_port));
-  }
-  ~Squatter() { close(fd_); }
-  Squatter(const Squatter&) = delete;
+  Squatter() { EXPECT_EQ(listen(socket_.fd(), 100), 0); }
   void turn_away(int connections) {
-    for (int i = 0; i < connections; ++i) close(accept(fd_, nullptr, nullptr));
+    for (int i = 0; i < connections; ++i) close(accept(socket_.fd(), nullptr, nullptr));
   }
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return socket_.address(); }
 
  private:
-  int fd_;
-  std::string address_;
+  const dsgd_test::LoopbackSocket socket_;
 };
 
 // TCP sockets of a process on which it listens.
@@ -377,11 +367,11 @@ size_t listening(pid_t pid) {
   return count;
 }
 
-TEST(Head, IsOneOfThoseWhoWaitOnceItsAddressIsFree) {
+TEST(Head, IsStartedByAWaitingWorkerWhenTheAddressIsFree) {
   auto squatter = std::make_unique<Squatter>();
   Job job(3, {"wait"}, true,
           {"DSGD_HEAD=" + squatter->address(), "DSGD_EMBED_HEAD=auto", "DSGD_INIT_TIMEOUT=60s"});
-  squatter->turn_away(20);  // by then all have come, and more than once
+  squatter->turn_away(20);  // then each of the three workers has tried, and some of them more than once
   squatter.reset();
   job.expect_all("joined");
   for (auto& process : job.processes)

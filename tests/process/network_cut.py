@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A cut of the network between two workers does not end their job if it is shorter than the lease less a heartbeat interval. Where workers
-listen on an address that others do not reach, the error says what to set.
+"""Checks that a cut of the network between two workers does not end their job if it is shorter than the lease less a
+heartbeat interval. Where workers listen on an address that others do not reach, the error must say what to set.
 
     network_cut.py PROCESS_WORKER
 
@@ -14,51 +14,11 @@ import sys
 import threading
 import time
 
+from namespaces import Network
+
 LEASE = 5.0  # TCP's back-off passes the end of the lease after such a cut: 1, 3, 7 s or 0.2, 0.6, ..., 3, 6.2 s
 CUT = 0.75 * LEASE  # the lease less a heartbeat interval is 0.8 of it
 RENEWAL = LEASE / 10  # the time between two, half a heartbeat interval
-SKIPPED = 77
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-class Net:
-    """Namespaces dsgd-PID-{a,b,hub}; a and b have the addresses 10.78.0.1 and 10.78.0.2."""
-
-    def __enter__(self):
-        self.prefix = f"dsgd-{os.getpid()}"
-        self.hub = self.prefix + "-hub"
-        try:
-            ip("netns", "add", self.hub)
-            ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
-            ip("-n", self.hub, "link", "set", "bridge", "up")
-            for number, name in enumerate("ab", 1):
-                space = f"{self.prefix}-{name}"
-                ip("netns", "add", space)
-                ip("-n", self.hub, "link", "add", f"port-{name}", "type", "veth", "peer", "name", "eth", "netns", space)
-                ip("-n", self.hub, "link", "set", f"port-{name}", "master", "bridge", "up")
-                ip("-n", space, "address", "add", f"10.78.0.{number}/24", "dev", "eth")
-                ip("-n", space, "link", "set", "eth", "up")
-                ip("-n", space, "link", "set", "lo", "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            if not isinstance(error, FileNotFoundError):  # without `ip` there is nothing to clean up
-                self.__exit__()
-            print("skipped: no network namespaces here:", error)
-            sys.exit(SKIPPED)
-        return self
-
-    # Off the bridge, rather than down: TCP notices packets that its own machine drops, and backs off less.
-    def cut(self):
-        ip("-n", self.hub, "link", "set", "port-b", "nomaster")
-
-    def heal(self):
-        ip("-n", self.hub, "link", "set", "port-b", "master", "bridge")
-
-    def __exit__(self, *_):
-        for name in ("a", "b", "hub"):
-            subprocess.run(["ip", "netns", "del", f"{self.prefix}-{name}"], stderr=subprocess.DEVNULL)
 
 
 class Worker:
@@ -68,7 +28,7 @@ class Worker:
             "DSGD_LEASE": f"{int(LEASE * 1000)}ms", "DSGD_STEP_TIMEOUT": "60s", "DSGD_INIT_TIMEOUT": "30s",
             **settings,
         }
-        self.process = subprocess.Popen(["ip", "netns", "exec", f"{net.prefix}-{name}", program, *work],
+        self.process = subprocess.Popen(net.command(name, program, *work),
                                         env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
         self.lines = []
         self.news = threading.Condition()
@@ -103,11 +63,11 @@ def check_start(net, program):
     try:
         for worker in workers:
             worker.expect("joined")
-        net.cut()
+        net.cut("b")
         for worker in workers:
             worker.process.send_signal(signal.SIGUSR1)
         time.sleep(CUT)
-        net.heal()
+        net.heal("b")
         for worker in workers:
             worker.expect("going")
         time.sleep(LEASE)
@@ -126,7 +86,7 @@ def check_loopback(net, program):
         for worker in workers:
             worker.process.wait(60)
         told = [line for worker in workers for line in worker.lines]
-        assert any("is cut off from rank" in line and "let `head`, or `interface` or" in line for line in told), told
+        assert any("is cut off from rank" in line and "set `head`, `interface` or" in line for line in told), told
 
 
 # The worker that is cut off closes its session in the cut. The other one trains on, alone.
@@ -135,12 +95,12 @@ def check_close(net, program):
     try:
         for worker in (stays, closes):
             worker.expect("going")
-        net.cut()
+        net.cut("b")
         time.sleep(RENEWAL)  # so that TCP sends the renewal again first, and the end of its connection with it
         closes.process.send_signal(signal.SIGUSR1)
         called = time.monotonic()
         time.sleep(CUT - RENEWAL)
-        net.heal()
+        net.heal("b")
         closes.expect("closed")
         assert time.monotonic() - called < LEASE, "the head has not answered the goodbye"
         stays.expect("alone")
@@ -153,7 +113,7 @@ def check_close(net, program):
 
 def main():
     program = sys.argv[1]
-    with Net() as net:
+    with Network("ab") as net:
         check_loopback(net, program)
         check_start(net, program)
         check_close(net, program)
@@ -163,14 +123,14 @@ def main():
                 worker.expect("going")
             for after in (0.0, RENEWAL / 3, RENEWAL * 2 / 3):
                 time.sleep(after)
-                net.cut()
+                net.cut("b")
                 time.sleep(CUT)
-                net.heal()
+                net.heal("b")
                 time.sleep(2 * LEASE)  # by then a lease that was not renewed in time is over
                 for worker in workers:
                     assert worker.healthy(), worker.lines
             # For good: the test can tell.
-            net.cut()
+            net.cut("b")
             for worker in workers:
                 worker.process.wait(60)
                 assert not worker.healthy(), worker.lines

@@ -1,23 +1,22 @@
-/* A worker for the fault tests: joins by the DSGD_* variables, then does what it is told until it fails or is
- * killed. Says on stdout, one line each: "joined RANK", "started", "going" (once the work has run three
- * times), and at the end "failed CODE RANK MESSAGE" or "ended". Exit status 0 unless something else goes
- * wrong: an error that was reported is a success here, since the host process goes on.
+/* A worker for the fault tests: joins by the DSGD_* variables, then does the work of its mode until it fails
+ * or is killed. Writes to stdout, one line each: "joined RANK", "started", "going" (after three rounds of the
+ * work), the lines that a mode names below, and at the end "failed CODE RANK MESSAGE" or "ended". The exit
+ * status is 0 also after an error of dsgd, since the host process goes on.
  *
  *   process_worker steps ELEMENTS      steps for ever
  *   process_worker overlap ELEMENTS    steps with dsgd_step_begin and gradients marked one by one
  *   process_worker allreduce ELEMENTS  all-reduces for ever
  *   process_worker barrier             barriers for ever
  *   process_worker init                joins and leaves
- *   process_worker absent-rank R       all but rank R wait in a barrier; rank R sleeps
- *   process_worker absent-abort R      the same, and a worker whose barrier fails aborts the job
- *   process_worker abort R             rank R aborts after three steps
- *   process_worker wait                joins, and starts once SIGUSR1 comes
- *   process_worker depart R            rank R closes after three steps; the others make six more and check
- * values, then give weight 0
- *   process_worker close               three steps, then closes without waiting once SIGUSR1 comes, and says
- * "closed"
- *   process_worker leave R             steps for ever, but rank R closes once SIGUSR1 comes after three
- * steps, and says "closed"; the others say "alone" after the first step without it
+ *   process_worker absent-rank R       after three steps rank R sleeps, and the others wait in a barrier
+ *   process_worker absent-abort R      as absent-rank; a worker whose barrier fails aborts the job
+ *   process_worker abort R             rank R aborts after four steps
+ *   process_worker wait                joins, starts after SIGUSR1, and steps for ever
+ *   process_worker depart R            rank R closes after three steps and writes "closed"; the others make
+ *                                      six more, check the means, give weight 0 once, and write "trained"
+ *   process_worker close               three steps; after SIGUSR1 closes without waiting and writes "closed"
+ *   process_worker leave R             steps for ever; rank R closes after 3 steps and SIGUSR1, and writes
+ *                                      "closed"; the others write "alone" after the first step without it
  */
 #include <signal.h>
 #include <stdio.h>

@@ -54,6 +54,12 @@ def program_of(header):
     return re.sub(r"^ \*(   )?", "", body[0], flags=re.MULTILINE) if body else None
 
 
+def tls_commands(readme):
+    """The commands of README.md that make certificates and set the variables for them."""
+    block = re.search(r"^```sh\n(openssl (?:.*\n)*?)```$", readme, re.MULTILINE)
+    return block[1] if block else sys.exit("README.md has no commands that make certificates")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=pathlib.Path, required=True)
@@ -82,12 +88,15 @@ def main():
         for step in steps:
             subprocess.run(step, shell=True, cwd=folder, env=environment, check=True)
         # With prefixes, for then `dsgd run` writes whole lines; without, two workers' lines may mix.
-        for prefix in ([], ["dsgd", "run", "-n", "2", "--"]):
+        variants = {"1 worker": (1, []), "2 workers": (2, ["dsgd", "run", "-n", "2", "--"])}
+        if language == "c":
+            run_all = "set -e\n" + tls_commands(readme) + 'exec dsgd run -n 2 -- "$@"'
+            variants["2 workers with TLS"] = (2, ["sh", "-c", run_all, "sh"])
+        for name, (workers, prefix) in variants.items():
             run = subprocess.run([*prefix, "sh", "-c", last], cwd=folder, env=environment, capture_output=True, text=True,
                                  timeout=120)
-            workers = 2 if prefix else 1
             good = run.returncode == 0 and run.stdout.count("y = 2.00 x + 1.00\n") == workers
-            print(f"{language}, {workers} worker(s): {'ok' if good else 'FAILED'}")
+            print(f"{language}, {name}: {'ok' if good else 'FAILED'}")
             if not good:
                 failed += 1
                 print(f"status {run.returncode}\n{run.stdout}{run.stderr}")

@@ -1,4 +1,4 @@
-"""What the tests of samples/job share: checks, of which all are made, and jobs that are to end well."""
+"""Shared by the tests of samples/job: checks, all of which run even if one fails, and jobs that must succeed."""
 
 import json
 import os

@@ -27,7 +27,7 @@ ALL = ["c", "java", "go", "python"]
 EPOCHS = 40  # as help.txt says
 SVG = "{http://www.w3.org/2000/svg}"
 
-# What stand-ins for the C trainer do. `dsgd run` starts them with their rank in the environment.
+# The work of stand-ins for the C trainer. `dsgd run` starts them with their rank in the environment.
 EPOCH = """echo '{"epoch": %d, "loss": 0.25, "accuracy": 98.5, "samples_per_second": 100.0}'\n"""
 DONE = """echo '{"done": true, "rank": '$DSGD_RANK', "language": "c", "accuracy": 98.5, "digest": "'%s'"}'\n"""
 
@@ -79,6 +79,21 @@ def output_shows(report, output):
     expect("rank language accuracy digest of values\n" in output, f"{strategy}: the table has its head", output)
     expect(re.search(r"^All workers hold the same bits after [\d.]+ s$", output, re.MULTILINE), f"{strategy}: the end", output)
     expect("\033" not in output, f"{strategy}: nothing is redrawn where there is no terminal", output)
+
+
+def outlives_kills(jobs, languages):
+    """--chaos: three workers are killed, and another one joins in each one's place."""
+    for strategy in "allreduce", "ps":
+        output, report = jobs.run("--chaos", "--strategy", strategy, "--languages", ",".join(languages))
+        if not report:
+            continue
+        case = f"--chaos, {strategy}"
+        for what in ("killed: worker ", "joined in place of a killed one: worker ", ", and it is started again"):
+            expect(output.count(what) == 3, f"{case}: '{what}' three times", output)
+        expect(len({worker["digest"] for worker in report["workers"]}) == 1, f"{case}: equal digests", output)
+        expect(all(worker["accuracy"] >= 97 for worker in report["workers"]), f"{case}: accuracies of 97 % on", output)
+        drawn = [element.get("class") for element in xml.etree.ElementTree.fromstring(jobs.plot.read_text()).iter()]
+        expect(drawn.count("killed") == drawn.count("joined") == 6, f"{case}: both panels of the plot have three kills and joins", str(drawn))
 
 
 def curves_are_drawn(plot, epochs, what):
@@ -204,7 +219,9 @@ def fits(build, source, work):
     write_trainer(trainer, EPOCH % 1 + "trap 'echo Traceback; exit 1' INT\nsleep 100 &\nwait\n")
     status, output = on_terminal(*command, "--workers", "2",
                                  interrupt_after=[f"rank {rank} c       cpu  epoch   1/2" for rank in range(2)])
-    last = [line.removeprefix("^C") for line in screen(output, 200) if line and not line.startswith("rank ")]
+    # The terminal writes ^C where the cursor stands, which may be in front of any row.
+    lines = [line.removeprefix("^C") for line in screen(output, 200)]
+    last = [line for line in lines if line and not line.startswith("rank ")]
     expect(status == 130 and last == [f"Interrupted after epoch 1; plot: {plot}"], "Ctrl-C ends with one line", f"{status}\n{output}")
     expect("Traceback" not in output, "after Ctrl-C workers are not quoted", output)
     expect(plot.exists(), "Ctrl-C leaves a plot", output)
@@ -354,6 +371,7 @@ def main():
         jobs = Jobs(options.build / "bin/digits_job", options.source, options.build, work)
         jobs.command += ["--python", options.python]
         trains(jobs, options.languages)
+        outlives_kills(jobs, options.languages)
         is_redrawn(jobs)
         seed_decides(jobs, options.languages)
         failures_are_told(options, work)

@@ -1,8 +1,10 @@
 #include "cluster.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/unit/checkpoint/with_files.h"
 #include "transport/sim/kernel.h"
 
 namespace dsgd::simulation {
@@ -13,11 +15,20 @@ using transport::ProcessId;
 
 namespace {
 
-Config config_of(const ClusterOptions& options, int rank) {
+std::string head_host(int machine) { return machine == 0 ? "node0" : "spare" + std::to_string(machine); }
+
+std::string head_addresses(const ClusterOptions& options) {
+  std::string all = head_host(0) + ":7700";
+  for (int machine = 1; machine < options.head_machines; ++machine) all += "," + head_host(machine) + ":7700";
+  return all;
+}
+
+// `head`: the key's value.
+Config config_of(const ClusterOptions& options, int rank, const std::string& head) {
   Config config;
   for (const auto& [name, algorithm] : options.registered.algorithms) config.allow("algorithm", name);
   std::map<std::string, std::string> values = {
-      {"head", "node0:7700"},
+      {"head", head},
       {"token", "secret"},
       {"num_workers", std::to_string(options.workers)},
       {"embed_head", !options.separate_head && rank == 0 ? "auto" : "never"},
@@ -25,8 +36,11 @@ Config config_of(const ClusterOptions& options, int rank) {
       {"step_timeout", "60s"},
       {"init_timeout", "3s"},
       {"receive_memory", "1M"}};
-  if (rank >= 0) values["rank"] = std::to_string(rank);
+  if (rank < 0 && options.durable_head) values["head_state"] = "./head";
+  if (rank >= 0 && rank < options.workers) values["rank"] = std::to_string(rank);
   for (const auto& [key, value] : options.settings) values[key] = value;
+  if (const auto own = options.own_settings.find(rank); own != options.own_settings.end())
+    for (const auto& [key, value] : own->second) values[key] = value;
   for (const auto& [key, value] : values) {
     if (Status status = config.set(key, value); !status.ok()) {
       std::fprintf(stderr, "%s\n", status.message().c_str());
@@ -38,50 +52,117 @@ Config config_of(const ClusterOptions& options, int rank) {
 
 }  // namespace
 
+// A disk that all processes share. A change takes a while; one that is under way when its process is killed
+// may have been made or not.
+class Cluster::DiskFiles final : public transport::Files {
+ public:
+  DiskFiles(Cluster& cluster, ProcessId process)
+      : cluster_(cluster), process_(process), files_(cluster.disk_) {}
+  Status run(std::function<void()> work) override {
+    auto& world = cluster_.world;
+    const auto most =
+        static_cast<uint64_t>(std::chrono::nanoseconds(world.random() % 10 ? 2ms : 300ms).count());
+    free_at_ = std::max(free_at_, world.now()) + std::chrono::nanoseconds(world.random() % most);
+    world.at(free_at_, [&world, process = process_, work = std::move(work)] {
+      if (world.alive(process)) work();
+    });
+    return {};
+  }
+  Status make_folder(const std::string& path) override { return files_.make_folder(path); }
+  Result<std::string> resolve(const std::string& path) override { return files_.resolve(path); }
+  Status write(const std::string& path, std::span<const std::span<const std::byte>> parts,
+               transport::Access access) override {
+    return files_.write(path, parts, access);
+  }
+  Status rename(const std::string& from, const std::string& to) override { return files_.rename(from, to); }
+  Status sync_folder(const std::string& path) override { return files_.sync_folder(path); }
+  Status remove_file(const std::string& path) override { return files_.remove_file(path); }
+  Status remove_folder(const std::string& path) override { return files_.remove_folder(path); }
+  Result<std::vector<std::string>> list(const std::string& folder) override { return files_.list(folder); }
+  Result<std::unique_ptr<transport::ReadableFile>> open(const std::string& path) override {
+    return files_.open(path);
+  }
+  // The system unlocks the files of a process that dies.
+  Result<std::unique_ptr<transport::FileLock>> lock(const std::string& path) override {
+    const auto held = cluster_.locks_.find(path);
+    if (held != cluster_.locks_.end() && cluster_.world.alive(held->second))
+      return Status(Code::kExists, "'" + path + "' is locked");
+    cluster_.locks_[path] = process_;
+    return std::make_unique<transport::FileLock>();
+  }
+
+ private:
+  Cluster& cluster_;
+  const ProcessId process_;
+  dsgd_test::MemoryFiles files_;
+  transport::Time free_at_{};
+};
+
 Cluster::Cluster(ClusterOptions options, Program program)
     : world(options.seed, options.network),
       options_(std::move(options)),
       program_(std::move(program)),
-      calls_(static_cast<size_t>(options_.workers)),
-      logs_(static_cast<size_t>(options_.workers)),
-      finished_(static_cast<size_t>(options_.workers), 0) {
-  for (int rank = 0; rank < options_.workers; ++rank) {
+      calls_(static_cast<size_t>(all())),
+      logs_(static_cast<size_t>(all())),
+      warnings_(static_cast<size_t>(all())),
+      finished_(static_cast<size_t>(all()), 0) {
+  for (int rank = 0; rank < all(); ++rank) {
     const std::string host =
         options_.separate_head ? "node" + std::to_string(rank + 1) : "node" + std::to_string(rank);
     processes_.push_back(world.start_process(host));
-    world.start_program(processes_.back(), [this, rank] { run_worker(rank); });
+    if (rank < options_.workers) start_worker(rank);
   }
-  if (!options_.separate_head) return;
-  processes_.push_back(world.start_process("node0"));
-  world.start_program(processes_.back(), [this, process = processes_.back()] {
-    auto head =
-        HeadProcess::start(config_of(options_, -1), world.environment(process), std::make_shared<Log>());
-    while (head.ok() && !stop_head_ && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
-    }
+  if (options_.separate_head) start_head();
+}
+
+void Cluster::kill_head(Death death) { world.kill(processes_.back(), death); }
+
+void Cluster::start_head() {
+  const std::string host = head_host(heads_++ % options_.head_machines);
+  start_head_process(host, config_of(options_, -1, host + ":7700"));
+}
+
+void Cluster::start_other_head() {
+  const std::string host = head_host((heads_ - 1) % options_.head_machines);
+  Config config = config_of(options_, -1, host + ":7700");
+  if (!config.set("token", "other").ok() || !config.set("head_state", "").ok()) std::abort();
+  start_head_process(host, config);
+}
+
+void Cluster::start_head_process(const std::string& host, const Config& config) {
+  if (stop_head_) return;  // the test has ended before this event
+  processes_.push_back(world.start_process(host));
+  world.start_program(processes_.back(), [this, config, process = processes_.back()] {
+    run_head(with_disk(process), config, stop_head_);
   });
+}
+
+std::unique_ptr<transport::Environment> Cluster::with_disk(ProcessId process) {
+  return std::make_unique<dsgd_test::WithFiles>(world.environment(process),
+                                                std::make_shared<DiskFiles>(*this, process));
 }
 
 Cluster::~Cluster() {
   stop_head_ = true;
-  for (ProcessId process : processes_) {
-    world.resume(process);
-    world.kill(process, Death::kReset);
-    world.bury(process);
-  }
-  if (!world.run_until([this] { return world.running_programs() == 0; }, world.now() + 600s)) {
-    std::fprintf(stderr, "a session cannot be closed once its process is cut off\n");
-    std::abort();  // its thread cannot be ended
-  }
+  end_all(world, processes_, "seed " + std::to_string(options_.seed));
+}
+
+void Cluster::start_worker(int rank) {
+  world.start_program(process(rank), [this, rank] { run_worker(rank); });
 }
 
 void Cluster::run_worker(int rank) {
   const auto at = static_cast<size_t>(rank);
-  auto log = std::make_shared<Log>(
-      LogLevel::kDebug, [this, at](const LogRecord& record) { logs_[at].push_back(record.message); });
+  auto log = std::make_shared<Log>(LogLevel::kDebug, [this, at](const LogRecord& record) {
+    logs_[at].push_back(record.message);
+    if (record.level <= LogLevel::kWarning) warnings_[at].push_back({world.now(), record.message});
+  });
   std::shared_ptr<Session> session;
   note(rank, "open", [&] {
     auto opened =
-        Session::open(config_of(options_, rank), world.environment(processes_[at]), log, options_.registered);
+        Session::open(config_of(options_, rank, head_addresses(options_)),
+                      options_.files ? with_disk(processes_[at]) : world.environment(processes_[at]), log,
+                      options_.registered);
     if (opened.ok()) session = std::move(opened).value();
     return opened.status();
   });
@@ -93,12 +174,13 @@ void Cluster::run_worker(int rank) {
   finished_[at] = 1;
 }
 
+void Cluster::pass_time(int rank, transport::Duration duration) {
+  const std::atomic<bool> never = false;
+  world.kernel().wait(world.kernel().process(process(rank)), never, world.now() + duration);
+}
+
 bool Cluster::note(int rank, const std::string& name, const std::function<Status()>& call) {
-  NotedCall noted{name, world.now(), {}, {}};
-  noted.status = call();
-  noted.ended = world.now();
-  calls_[static_cast<size_t>(rank)].push_back(noted);
-  return noted.status.ok();
+  return note_call(world, calls_[static_cast<size_t>(rank)], name, call);
 }
 
 const NotedCall* Cluster::call(int rank, const std::string& name) const {
@@ -128,6 +210,12 @@ std::string Cluster::history(int rank) const {
   return text;
 }
 
+std::string Cluster::histories() const {
+  std::string text;
+  for (int rank = 0; rank < all(); ++rank) text += history(rank);
+  return text;
+}
+
 ProcessId Cluster::process(int rank) const {
   return rank < 0 ? processes_.back() : processes_.at(static_cast<size_t>(rank));
 }
@@ -135,7 +223,7 @@ ProcessId Cluster::process(int rank) const {
 bool Cluster::run_until_ended(transport::Duration limit) {
   return world.run_until(
       [this] {
-        for (int rank = 0; rank < options_.workers; ++rank) {
+        for (int rank = 0; rank < all(); ++rank) {
           const auto& process = world.kernel().process(processes_[static_cast<size_t>(rank)]);
           if (!process.paused && !process.dead && !finished(rank)) return false;
         }

@@ -54,7 +54,7 @@ void expect_says(const Cluster& cluster, int rank, const std::vector<std::string
 }
 
 struct Cut {
-  int from, to;  // packets that way are lost; kHead: the head that runs apart
+  int from, to;  // packets that way are lost; kHead: the separate head
 };
 
 // Runs a job, cuts, and gives the workers time to notice.
@@ -66,7 +66,7 @@ void run_cut(Cluster& cluster, const std::vector<Cut>& cuts, Time* cut_at) {
 }
 
 std::string describe(int workers, bool separate_head, int from, int to) {
-  return std::to_string(workers) + " workers, " + (separate_head ? "head apart" : "head in worker 0") +
+  return std::to_string(workers) + " workers, " + (separate_head ? "separate head" : "head in worker 0") +
          ", cut from " + std::to_string(from) + " to " + std::to_string(to);
 }
 
@@ -212,7 +212,7 @@ void expect_no_harm(const ShortCut& cut, bool separate_head, int phase) {
 void expect_no_harm_whenever_it_begins(const ShortCut& cut) {
   for (const bool separate_head : {true, false}) {
     for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
-      SCOPED_TRACE("phase " + std::to_string(phase) + (separate_head ? ", head apart" : ""));
+      SCOPED_TRACE("phase " + std::to_string(phase) + (separate_head ? ", separate head" : ""));
       expect_no_harm(cut, separate_head, phase);
       if (testing::Test::HasFailure()) return;
     }
@@ -254,7 +254,7 @@ TEST(Cuts, LostDataOfADepartedWorkerFailsAllAlike) {
       EXPECT_EQ(failure->status.rank(), 1);
       EXPECT_LE((failure->ended - closed_at).count(), (2 * kLease + kLease / 2).count());
     }
-    if (dies) cluster.world.bury(cluster.process(1));
+    if (dies) cluster.world.finish_killed(cluster.process(1));
   }
 }
 

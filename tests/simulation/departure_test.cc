@@ -9,12 +9,13 @@
 #include <cstdlib>
 #include <functional>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "cluster.h"
 #include "registered.h"
+#include "tests/unit/wait_for.h"
+#include "transport/sim/random.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -22,12 +23,10 @@ namespace {
 using namespace std::chrono_literals;
 using transport::Death;
 using transport::Duration;
+using transport::Random;
 
 // Of each test that draws them.
-uint64_t jobs() {
-  const char* more = std::getenv("DSGD_SIMULATION_JOBS");
-  return more ? std::strtoull(more, nullptr, 10) : DSGD_SIMULATION_DEPARTURES;
-}
+uint64_t jobs() { return environment_number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_DEPARTURES); }
 
 constexpr int kStays = 1'000;
 // With buckets of 64 KiB: several, some larger than a small chunk.
@@ -43,14 +42,14 @@ struct Job {
   std::vector<Duration> pause = {};  // by rank: before each step, and before it closes
   uint64_t seed = 1;
   transport::LinkDelay delay = {};
-  std::optional<Duration> killed_after = {};  // the first that leaves dies so long after it began to
+  std::optional<Duration> killed_after = {};  // the first that leaves dies this time after it began to
   Death death = Death::kReset;
 
   std::string describe() const {
     std::string text =
         std::to_string(workers) + " workers, seed " + std::to_string(seed) + ", leave before step";
     for (int step : leaves) text += step == kStays ? " -" : " " + std::to_string(step);
-    text += separate_head ? ", head apart" : ", head in worker 0";
+    text += separate_head ? ", separate head" : ", head in worker 0";
     if (overlapped) text += ", overlapped";
     for (const auto& [key, value] : settings) text += ", " + key + "=" + value;
     for (const Duration of : pause) text += ", pause " + std::to_string(of.count());
@@ -61,12 +60,13 @@ struct Job {
 
 float weight(int rank) { return static_cast<float>(1 + rank); }
 
-// A multiple of each possible sum of weights, up to 10.
-float gradient(int rank, int step, size_t parameter, size_t i) {
-  return 2520.0f * static_cast<float>(static_cast<int>((i + 3 * static_cast<size_t>(rank) +
-                                                        5 * static_cast<size_t>(step) + parameter) %
-                                                       7) -
-                                      3);
+// A multiple of each possible sum of weights, up to 10; or small, so that sums are exact in halves.
+float gradient(const Job& job, int rank, int step, size_t parameter, size_t i) {
+  const float unit = job.settings.count("wire") ? 1 : 2520;
+  return unit * static_cast<float>(
+                    static_cast<int>(
+                        (i + 3 * static_cast<size_t>(rank) + 5 * static_cast<size_t>(step) + parameter) % 7) -
+                    3);
 }
 
 bool takes_part(const Job& job, int rank, int step) {
@@ -83,7 +83,7 @@ float sum_of_weights(const Job& job, int step) {
 float change(const Job& job, int step, size_t parameter, size_t i) {
   float sum = 0;
   for (int rank = 0; rank < job.workers; ++rank) {
-    if (takes_part(job, rank, step)) sum += weight(rank) * gradient(rank, step, parameter, i);
+    if (takes_part(job, rank, step)) sum += weight(rank) * gradient(job, rank, step, parameter, i);
   }
   return sum / sum_of_weights(job, step);
 }
@@ -122,8 +122,7 @@ class Trainer {
   }
 
   void pause() {
-    const Duration pause = job_.pause.empty() ? Duration() : job_.pause[static_cast<size_t>(rank_)];
-    if (pause > Duration()) (void)session_.object_get("nothing", Session::Mode::kWait, {.timeout = pause});
+    if (!job_.pause.empty()) cluster_.pass_time(rank_, job_.pause[static_cast<size_t>(rank_)]);
   }
 
   void leave() {
@@ -142,7 +141,7 @@ class Trainer {
   Status make(int step, StepResult* result) {
     for (size_t p = 0; p < kCounts.size(); ++p) {
       float* gradients = static_cast<float*>(memory_[p]->gradient);
-      for (size_t i = 0; i < want_[p].size(); ++i) gradients[i] = gradient(rank_, step, p, i);
+      for (size_t i = 0; i < want_[p].size(); ++i) gradients[i] = gradient(job_, rank_, step, p, i);
     }
     const double weight_now = takes_part(job_, rank_, step) ? weight(rank_) : 0;
     if (!job_.overlapped) return session_.step(weight_now, result);
@@ -201,27 +200,21 @@ ClusterOptions options_of(const Job& job) {
   return options;
 }
 
-std::string histories(const Job& job, const Cluster& cluster) {
-  std::string text;
-  for (int rank = 0; rank < job.workers; ++rank) text += cluster.history(rank);
-  return text;
-}
-
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   static int drawn = 0;
-  // A sanitizer is slow: every so many jobs.
+  // A sanitizer is slow: only a part of the jobs.
   if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
-    ADD_FAILURE() << job.describe() << ": hangs\n" << histories(job, cluster);
+    ADD_FAILURE() << job.describe() << ": hangs\n" << cluster.histories();
     return false;
   }
   for (int rank = 0; rank < job.workers; ++rank) {
     if (const NotedCall* failure = cluster.first_failure(rank)) {
       ADD_FAILURE() << job.describe() << ": rank " << rank << ", " << failure->name << ": "
                     << code_name(failure->status.code()) << " " << failure->status.message() << "\n"
-                    << histories(job, cluster);
+                    << cluster.histories();
       return false;
     }
   }
@@ -284,7 +277,7 @@ TEST(Departure, OfAllButOne) {
 // The worker that ends its last step first closes at once. Its last answers are lost with its connections;
 // the others need none.
 TEST(Departure, OfAllAtOnce) {
-  for (const char* algorithm : {"direct", "ring", "doubling"}) {
+  for (const char* algorithm : {"direct", "halving_doubling", "ring", "doubling"}) {
     for (uint64_t seed = 1; seed <= jobs(); ++seed) {
       Job job = job_of(3, 9);
       job.leaves = {3, 3, 3};
@@ -297,7 +290,7 @@ TEST(Departure, OfAllAtOnce) {
 }
 
 TEST(Departure, WithEachAlgorithm) {
-  for (const char* algorithm : {"direct", "ring", "doubling"}) {
+  for (const char* algorithm : {"direct", "halving_doubling", "ring", "doubling"}) {
     for (const char* reproducible : {"0", "1"}) {
       for (int leaver = 0; leaver < 4; ++leaver) {
         Job job = job_of(4, 4);
@@ -313,6 +306,22 @@ TEST(Departure, WithEachAlgorithm) {
   }
 }
 
+TEST(Departure, WhereGradientsTravelAsHalves) {
+  for (int leaver = 0; leaver < 4; ++leaver) {
+    for (const bool overlapped : {false, true}) {
+      Job job = job_of(4, 4);
+      job.settings = {{"wire", "bf16"}};
+      job.leaves[static_cast<size_t>(leaver)] = 1;
+      job.leaves[static_cast<size_t>((leaver + 2) % 4)] = 3;
+      job.overlapped = overlapped;
+      for (const auto& pause : pauses_of(job)) {
+        job.pause = pause;
+        if (!goes_on(job)) return;
+      }
+    }
+  }
+}
+
 // The remaining workers have no samples; the departed worker had some.
 TEST(Departure, LeavesAllDoneToThoseThatAreLeft) {
   Job job = job_of(3, 2);
@@ -321,34 +330,27 @@ TEST(Departure, LeavesAllDoneToThoseThatAreLeft) {
   EXPECT_TRUE(goes_on(job));
 }
 
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-  int below(int limit) { return static_cast<int>(engine_() % static_cast<uint64_t>(limit)); }
-  bool one_in(int n) { return below(n) == 0; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
 Job drawn(uint64_t seed) {
   Random random(seed);
-  Job job = job_of(2 + random.below(3), 2 + random.below(4));
+  const auto below = [&random](int n) { return static_cast<int>(random.below(static_cast<uint64_t>(n))); };
+  const int workers = 2 + below(3);
+  Job job = job_of(workers, 2 + below(4));
   job.seed = seed;
-  const int stays = random.below(job.workers);
-  for (int rank = 0; rank < job.workers; ++rank) {
-    if (rank != stays && !random.one_in(3)) job.leaves[static_cast<size_t>(rank)] = random.below(6);
-    if (random.one_in(3)) job.data[static_cast<size_t>(rank)] += random.below(3);
-    job.pause.push_back(random.one_in(2) ? std::chrono::milliseconds(random.below(20)) : 0ms);
+  const int stays = below(workers);
+  for (int rank = 0; rank < workers; ++rank) {
+    if (rank != stays && !random.chance(0.33)) job.leaves[static_cast<size_t>(rank)] = below(6);
+    if (random.chance(0.33)) job.data[static_cast<size_t>(rank)] += below(3);
+    job.pause.push_back(random.chance(0.5) ? random.between(0ms, 20ms) : 0ms);
   }
-  const char* const algorithms[] = {"auto", "direct", "ring", "doubling"};
-  job.settings = {{"algorithm", algorithms[random.below(4)]},
-                  {"reproducible", random.one_in(3) ? "1" : "0"},
-                  {"bucket_size", random.one_in(2) ? "16K" : "256K"},
-                  {"receive_memory", random.one_in(2) ? "1M" : "256M"}};
-  job.separate_head = random.one_in(2);
-  job.overlapped = random.one_in(2);
-  if (random.one_in(2)) job.delay = {20us, 3ms, 0.1, 20ms};
+  const char* const algorithms[] = {"auto", "direct", "halving_doubling", "ring", "doubling"};
+  job.settings = {{"algorithm", algorithms[random.below(std::size(algorithms))]},
+                  {"reproducible", random.chance(0.33) ? "1" : "0"},
+                  {"bucket_size", random.chance(0.5) ? "16K" : "256K"},
+                  {"receive_memory", random.chance(0.5) ? "1M" : "256M"}};
+  job.separate_head = random.chance(0.5);
+  job.overlapped = random.chance(0.5);
+  if (random.chance(0.5)) job.delay = {20us, 3ms, 0.1, 20ms};
+  if (random.chance(0.5)) job.settings["nonfinite"] = "fail";
   return job;
 }
 
@@ -366,11 +368,11 @@ TEST(Departure, OfAWorkerThatDiesMeanwhile) {
     Job job = drawn(seed);
     if (*std::min_element(job.leaves.begin(), job.leaves.end()) == kStays) job.leaves[0] = 1;
     Random random(seed + 1'000'000);
-    job.killed_after = std::chrono::microseconds(random.below(random.one_in(2) ? 600 : 6000));
-    job.death = random.one_in(2) ? Death::kReset : Death::kSilent;
+    job.killed_after = random.between(0us, random.chance(0.5) ? 600us : 6ms);
+    job.death = random.chance(0.5) ? Death::kReset : Death::kSilent;
     Cluster cluster(options_of(job), trainer_of(job));
     if (!cluster.run_until_ended(30s)) {
-      FAIL() << job.describe() << ": hangs\n" << histories(job, cluster);
+      FAIL() << job.describe() << ": hangs\n" << cluster.histories();
     }
     bool any_failed = false;
     for (int rank = 0; rank < job.workers; ++rank) {
@@ -430,8 +432,7 @@ TEST(Departure, OfAnOwnerEndsTheSteps) {
   }
 }
 
-// Collectives need all members of the group. They fail, and steps still go on.
-// All workers refuse a step alike, which changes nothing; one of them leaves then.
+// All workers refuse a step alike, which changes nothing. Then one of them leaves.
 TEST(Departure, AfterAStepThatWasRefused) {
   const Job job{3, {kStays, 1, kStays}, {3, 1, 3}};
   Cluster cluster(options_of(job), [&job](Cluster& cluster, Session& session, int rank) {
@@ -451,6 +452,7 @@ TEST(Departure, AfterAStepThatWasRefused) {
     EXPECT_EQ(cluster.first_failure(rank), nullptr) << cluster.history(rank);
 }
 
+// Collectives need all members of the group, so they fail. Steps still go on.
 TEST(Departure, LeavesStepsBetweenFailedCollectives) {
   const Job job{3, {kStays, 0, kStays}, {3, 0, 3}};
   Cluster cluster(options_of(job), [&job](Cluster& cluster, Session& session, int rank) {
@@ -458,7 +460,7 @@ TEST(Departure, LeavesStepsBetweenFailedCollectives) {
     trainer.run([&](int step) {
       if (rank == 1) return;
       const Status status = step == 0 ? session.set_strategy("simple", "")
-                                      : session.wait(*session.barrier(Session::Mode::kWait).value(), -1ms);
+                                      : wait_for(session, session.barrier(Session::Mode::kWait));
       cluster.note(rank, "collective", [&] {
         const bool named = status.code() == Code::kWorkerLost && status.rank() == 1 &&
                            status.message().find("closed its session") != std::string::npos;

@@ -8,12 +8,12 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/session/session.h"
+#include "cluster.h"
 #include "registered.h"
-#include "tests/simulation/configure.h"
-#include "transport/sim/world.h"
+#include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -30,12 +30,8 @@ struct Call {
   std::string strategy = {};  // that a dsgd_strategy_set asks for
 };
 
-Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
-  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
-}
-
 Call barrier() {
-  return {"barrier", [](Session& session, auto&) { return ended(session, session.barrier(Mode::kWait)); }};
+  return {"barrier", [](Session& session, auto&) { return wait_for(session, session.barrier(Mode::kWait)); }};
 }
 
 std::string elements(size_t count) {
@@ -46,8 +42,9 @@ Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction
   return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " +
               elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype),
-                                                    dtype, reduction, Mode::kWait));
+            return wait_for(session,
+                            session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype,
+                                              reduction, Mode::kWait));
           }};
 }
 
@@ -55,8 +52,8 @@ Call broadcast(size_t count, int32_t root, DType dtype = DType::kUint8) {
   return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " +
               elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return ended(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root,
-                                                    Mode::kWait));
+            return wait_for(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root,
+                                                       Mode::kWait));
           }};
 }
 
@@ -72,8 +69,8 @@ Call all_gather(const std::vector<size_t>& counts, DType dtype = DType::kInt64) 
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
                          element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session,
-                         session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
+            return wait_for(
+                session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
                                            total * element, counts.data(), dtype, Mode::kWait));
           }};
 }
@@ -86,9 +83,9 @@ Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
                          element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return ended(session, session.reduce_scatter(memory.data(), total * element,
-                                                         memory.data() + memory.size() / 2, mine * element,
-                                                         counts.data(), dtype, reduction, Mode::kWait));
+            return wait_for(session, session.reduce_scatter(memory.data(), total * element,
+                                                            memory.data() + memory.size() / 2, mine * element,
+                                                            counts.data(), dtype, reduction, Mode::kWait));
           }};
 }
 
@@ -161,41 +158,18 @@ std::vector<Call> calls(int32_t workers, bool started) {
   return table;
 }
 
-// Runs `body` on each of the workers of a job, in the simulated world. `settings` by worker; missing ones are
-// empty.
-void run_job(int32_t workers, const std::map<int32_t, std::map<std::string, std::string>>& settings,
-             const std::function<void(Session&, int32_t rank)>& body) {
-  transport::SimWorld world(7, {});
-  int32_t over = 0;
-  for (int32_t worker = 0; worker < workers; ++worker) {
-    const transport::ProcessId process = world.start_process("node" + std::to_string(worker));
-    world.start_program(process, [&, process, worker] {
-      Config config;
-      config.allow("algorithm", "doubling");
-      std::map<std::string, std::string> values;
-      if (const auto own = settings.find(worker); own != settings.end()) values = own->second;
-      values.insert({{"step_timeout", "5s"}, {"lease", "60s"}});
-      configure(config, workers, worker, values);
-      auto session = Session::open(config, world.environment(process), std::make_shared<Log>(), registered());
-      EXPECT_TRUE(session.ok()) << session.status().message();
-      if (session.ok()) {
-        body(*session.value(), worker);
-        (void)session.value()->close(0ms);
-      }
-      ++over;
-    });
-  }
-  EXPECT_TRUE(world.run_until([&] { return over == workers; }, world.now() + 24h * 365));
+void run_job(ClusterOptions options, const Cluster::Program& program) {
+  options.seed = 7;
+  options.settings.insert({{"step_timeout", "5s"}, {"lease", "60s"}, {"receive_memory", "256M"}});
+  options.registered = registered();
+  Cluster cluster(std::move(options), program);
+  EXPECT_TRUE(cluster.run_until_ended(24h * 365));
 }
 
-Status add_model(Session& session, std::vector<float>& memory) {
-  const int64_t count = static_cast<int64_t>(memory.size() / 2);
-  auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
-  auto replica = session.add_replica("cpu");
-  if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
-  const size_t nbytes = memory.size() / 2 * sizeof(float);
-  return session.bind(replica.value(), parameter.value(), memory.data(), nbytes, memory.data() + count,
-                      nbytes, nullptr);
+void add_model(Session& session) {
+  const int64_t count = 100;
+  const auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
+  (void)session.alloc(session.add_replica("cpu").value(), parameter.value()).value();
 }
 
 struct Outcome {
@@ -237,18 +211,17 @@ void check_rounds(int32_t workers, const std::map<std::string, std::string>& set
                   size_t rounds, const std::function<size_t(size_t round, int32_t rank)>& choose) {
   const std::vector<Call> table = calls(workers, started);
   std::vector<Outcome> outcomes(rounds, Outcome{std::vector<Status>(static_cast<size_t>(workers))});
-  std::map<int32_t, std::map<std::string, std::string>> all;
-  for (int32_t rank = 0; rank < workers; ++rank) all[rank] = settings;
   std::vector<std::string> after(rounds);
-  run_job(workers, all, [&](Session& session, int32_t rank) {
+  run_job({.workers = workers, .settings = settings}, [&](Cluster&, Session& session, int rank) {
     std::vector<double> memory(4 * (kLarge + 2));
-    std::vector<float> model(200);
-    Status status = add_model(session, model);
-    if (status.ok() && started) status = session.start();
-    ASSERT_TRUE(status.ok()) << status.message();
+    add_model(session);
+    if (started) {
+      const Status status = session.start();
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
     for (size_t round = 0; round < rounds; ++round) {
       outcomes[round].of[static_cast<size_t>(rank)] = table[choose(round, rank)].make(session, memory);
-      const Status goes_on = ended(session, session.barrier(Mode::kWait));
+      const Status goes_on = wait_for(session, session.barrier(Mode::kWait));
       if (!goes_on.ok() && after[round].empty()) after[round] = goes_on.message();
     }
   });
@@ -292,7 +265,7 @@ void check_pairs(int32_t workers, const std::map<std::string, std::string>& sett
 TEST_P(DifferentCalls, OfOneWorkerAreReportedByAllInOneSentence) { check_pairs(GetParam(), {}, true); }
 
 TEST_P(DifferentCalls, AreFoundWithEveryAlgorithm) {
-  for (const char* algorithm : {"direct", "ring", "doubling"}) {
+  for (const char* algorithm : {"direct", "halving_doubling", "ring", "doubling"}) {
     SCOPED_TRACE(algorithm);
     check_pairs(GetParam(), {{"algorithm", algorithm}}, false);
   }
@@ -326,12 +299,12 @@ TEST(Disagreement, OnSettingsOfWorkersIsShown) {
     for (int32_t odd = 0; odd < 3; ++odd) {
       SCOPED_TRACE(c.said + ", rank " + std::to_string(odd));
       std::vector<Status> of(3);
-      std::map<int32_t, std::map<std::string, std::string>> settings;
+      std::map<int, std::map<std::string, std::string>> settings;
       for (int32_t rank = 0; rank < 3; ++rank) settings[rank] = rank == odd ? c.other : c.usual;
-      run_job(3, settings, [&](Session& session, int32_t rank) {
+      run_job({.workers = 3, .own_settings = settings}, [&](Cluster&, Session& session, int rank) {
         std::vector<double> memory(2 * kLarge);
         of[static_cast<size_t>(rank)] = c.call.make(session, memory);
-        const Status goes_on = ended(session, session.barrier(Mode::kWait));
+        const Status goes_on = wait_for(session, session.barrier(Mode::kWait));
         EXPECT_TRUE(goes_on.ok()) << goes_on.message();
       });
       for (const Status& status : of) {
@@ -348,17 +321,13 @@ TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
   std::vector<Status> of(3);
   for (int32_t late = 0; late < 3; ++late) {
     SCOPED_TRACE(late);
-    run_job(3, {}, [&](Session& session, int32_t rank) {
+    run_job({.workers = 3}, [&](Cluster& cluster, Session& session, int rank) {
       std::vector<double> memory(100);
-      // Virtual time.
-      const auto pause = [&] {
-        (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = 1000ms});
-      };
-      if (rank == late) pause();
+      if (rank == late) cluster.pass_time(rank, 1s);
       const Call call =
           all_gather(rank == (late + 1) % 3 ? std::vector<size_t>{7, 0, 0} : std::vector<size_t>{0, 7, 0});
       of[static_cast<size_t>(rank)] = call.make(session, memory);
-      if (rank != late) pause();
+      if (rank != late) cluster.pass_time(rank, 1s);
     });
     for (const Status& status : of) {
       EXPECT_EQ(status.code(), Code::kMismatch) << status.message();

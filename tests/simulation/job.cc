@@ -1,16 +1,16 @@
 #include "job.h"
 
-#include <cstdio>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <memory>
 
 #include "core/session/session.h"
+#include "programs.h"
 #include "registered.h"
-#ifdef DSGD_TEST_CUDA
-#include "tests/unit/device/fake_cuda.h"
-extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
-#endif
+#include "tests/unit/wait_for.h"
 #include "transport/sim/world.h"
 
 namespace dsgd::simulation {
@@ -25,16 +25,6 @@ using transport::Time;
 
 std::string milliseconds(transport::Duration duration) {
   return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) + "ms";
-}
-
-Registered registered_with_devices() {
-  Registered all = registered();
-#ifdef DSGD_TEST_CUDA
-  static const bool immediate = (fake_cuda::set_immediate(), true);
-  (void)immediate;
-  all.backends["cuda"] = []() -> Result<const device::Backend*> { return dsgd_cuda_backend(); };
-#endif
-  return all;
 }
 
 Config config_of(const JobSpec& spec, int worker) {
@@ -54,10 +44,13 @@ Config config_of(const JobSpec& spec, int worker) {
       {"init_timeout", milliseconds(kInitTimeout)},
       {"bucket_size", spec.bucket_size},
       {"strategy", spec.strategy},
+      {"copies", spec.copies},
       {"algorithm", spec.algorithm},
       {"reproducible", spec.reproducible ? "1" : "0"},
       {"gradient_norm", spec.gradient_norm ? "1" : "0"},
       {"loss_scale", spec.loss_scale ? "1024" : "off"},
+      {"nonfinite", spec.nonfinite},
+      {"wire", spec.wire},
       {"receive_memory", "1M"}};
   for (const auto& [key, value] : values) {
     Status status = config.set(key, value);
@@ -94,7 +87,7 @@ class Program {
       // Broken for good: a further call says so, too, and at once. (After a time-out the job may go on.)
       const Code code = outcome_.calls.back().status.code();
       if (code == Code::kWorkerLost || code == Code::kAborted) {
-        note("after", [&] { return finish(*session, session->barrier(Session::Mode::kWait)); });
+        note("after", [&] { return wait_for(*session, session->barrier(Session::Mode::kWait)); });
       }
       note("close", [&] { return session->close(1000ms); });
       session.reset();
@@ -103,13 +96,8 @@ class Program {
   }
 
  private:
-  template <typename F>
-  bool note(const std::string& name, F&& call) {
-    Call noted{name, world_.now(), {}, {}};
-    noted.status = call();
-    noted.ended = world_.now();
-    outcome_.calls.push_back(noted);
-    return noted.status.ok();
+  bool note(const std::string& name, const std::function<Status()>& call) {
+    return note_call(world_, outcome_.calls, name, call);
   }
 
   bool train(Session& session) {
@@ -120,6 +108,11 @@ class Program {
       if (spec_.changes && k > 0 &&
           !note("strategy " + std::to_string(k), [&] { return change(session, k); }))
         return false;
+      if (refuses_nonfinite() && k % 3 == 1) {
+        if (!note("non-finite step " + std::to_string(k), [&] { return nonfinite_step(session, k); }))
+          return false;
+        compare("non-finite step " + std::to_string(k), k);
+      }
       const bool stepped = note("step " + std::to_string(k), [&] { return step(session, k); });
       compare("step " + std::to_string(k), stepped ? k + 1 : k);  // a step is whole or has changed nothing
       compare_gradients(k);
@@ -130,7 +123,7 @@ class Program {
       }
       if (k % 2 == 0 && !(collectives(session, k) && objects(session, k))) return false;
     }
-    return note("barrier", [&] { return finish(session, session.barrier(Session::Mode::kWait)); });
+    return note("barrier", [&] { return wait_for(session, session.barrier(Session::Mode::kWait)); });
   }
 
   Status set_up(Session& session) {
@@ -178,7 +171,47 @@ class Program {
     return session.set_strategy(kStrategies[(shape_.seed + static_cast<uint64_t>(k)) % 4], "");
   }
 
-  Status step(Session& session, int k) {
+  // ---- gradients that are not finite
+
+  bool refuses_nonfinite() const { return spec_.nonfinite == "fail" || spec_.nonfinite == "skip"; }
+  // Makes one element NaN or infinite, in one replica of a worker with a weight: the first that `where`
+  // accepts. Returns that worker, or -1 if there is no such element.
+  int make_nonfinite(int k, const std::function<bool(float element)>& where) {
+    const int n = shape_.workers;
+    int worker = static_cast<int>((shape_.seed + static_cast<uint64_t>(k)) % static_cast<uint64_t>(n));
+    for (int tries = 0; tries < n && weight(shape_, k, worker) == 0; ++tries) worker = (worker + 1) % n;
+    const int replica = k % shape_.replicas;
+    for (size_t t = 0; t < shape_.tensors.size(); ++t) {
+      for (size_t i = 0; i < shape_.tensors[t]; ++i) {
+        if (!where(gradient(shape_, k, worker, replica, t, i))) continue;
+        if (worker_ == worker) {
+          tensors_[static_cast<size_t>(replica)][t].gradient[i] =
+              i % 2 ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
+        }
+        return worker;
+      }
+    }
+    return -1;
+  }
+
+  Status nonfinite_step(Session& session, int k) {
+    fill_gradients(session, k);
+    const int worker = make_nonfinite(k, [](float) { return true; });
+    if (worker < 0) return {};  // the model has no element
+    StepResult result;
+    Status status =
+        k % 2 ? overlapped_step(session, k, &result) : session.step(weight(shape_, k, worker_), &result);
+    if (spec_.nonfinite == "fail") {
+      if (status.ok() || (status.code() == Code::kNonFinite && status.rank() != worker))
+        wrong("end of non-finite step", k);
+      return status.code() == Code::kNonFinite ? Status() : status;
+    }
+    if (status.ok() && (!result.skipped || result.applied || result.nonfinite_rank != worker))
+      wrong("result of non-finite step", k);
+    return status;
+  }
+
+  void fill_gradients(Session& session, int k) {
     const float factor = static_cast<float>(session.loss_scale());
     for (size_t r = 0; r < tensors_.size(); ++r) {
       for (size_t t = 0; t < tensors_[r].size(); ++t) {
@@ -188,13 +221,21 @@ class Program {
       }
     }
     factor_ = factor;
+  }
+
+  Status step(Session& session, int k) {
+    fill_gradients(session, k);
+    // With nonfinite=zero the element counts as zero, so one whose value is zero changes no result.
+    const int nonfinite_rank =
+        spec_.nonfinite == "zero" ? make_nonfinite(k, [](float element) { return element == 0; }) : -1;
     StepResult result;
     Status status =
         k % 2 ? overlapped_step(session, k, &result) : session.step(weight(shape_, k, worker_), &result);
     if (status.ok()) {
       double total = 0;
       for (int w = 0; w < shape_.workers; ++w) total += weight(shape_, k, w);
-      if (!result.applied || result.weight != total || result.size != shape_.workers)
+      if (!result.applied || result.weight != total || result.size != shape_.workers ||
+          result.nonfinite_rank != nonfinite_rank)
         wrong("result of step", k);
     }
     return status;
@@ -224,8 +265,8 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return finish(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32,
-                                               Reduction::kSum, Session::Mode::kQueue));
+      return wait_for(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32,
+                                                 Reduction::kSum, Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {
@@ -235,8 +276,8 @@ class Program {
     const int32_t root = k % n;
     std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
     const bool given = note("broadcast", [&] {
-      return finish(session,
-                    session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
+      return wait_for(session,
+                      session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
     });
     if (!given) return false;
     if (blob != std::vector<uint8_t>(count, static_cast<uint8_t>(root + 1))) wrong("broadcast", k);
@@ -248,8 +289,8 @@ class Program {
     }
     std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
     const bool gathered = note("all-gather", [&] {
-      return finish(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
-                                               counts.data(), DType::kInt64, Session::Mode::kQueue));
+      return wait_for(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
+                                                 counts.data(), DType::kInt64, Session::Mode::kQueue));
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);
@@ -259,9 +300,9 @@ class Program {
     for (int w = 0; w < worker_; ++w) begin += counts[static_cast<size_t>(w)];
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int64_t>(begin + i) * (n * (n + 1) / 2);
     const bool scattered = note("reduce-scatter", [&] {
-      return finish(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(),
-                                                    part.size() * 8, counts.data(), DType::kInt64,
-                                                    Reduction::kSum, Session::Mode::kWait));
+      return wait_for(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(),
+                                                      part.size() * 8, counts.data(), DType::kInt64,
+                                                      Reduction::kSum, Session::Mode::kWait));
     });
     if (scattered && part != sums) wrong("reduce-scatter", k);
     return scattered;
@@ -272,20 +313,16 @@ class Program {
     const std::string name = "o" + std::to_string(k);
     const std::vector<uint8_t> bytes(1 + shape_.seed * 977 % 600'000, static_cast<uint8_t>(k + 1));
     if (worker_ == (k + 1) % shape_.workers && !note("put", [&] {
-          return finish(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait));
+          return wait_for(session,
+                          session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait));
         }))
       return false;
     return note("get", [&] {
       const auto got = session.object_get(name, Session::Mode::kWait);
-      const Status status = finish(session, got);
+      const Status status = wait_for(session, got);
       if (status.ok() && got.value()->object()->bytes != bytes) wrong("object", k);
       return status;
     });
-  }
-
-  Status finish(Session& session, Result<std::shared_ptr<Operation>> operation) {
-    if (!operation.ok()) return operation.status();
-    return session.wait(*operation.value(), -1ms);
   }
 
   void compare(const std::string& when, int steps) {
@@ -309,6 +346,7 @@ class Program {
       for (size_t t = 0; t < tensors_[r].size(); ++t) {
         const std::span<const float> tensor = tensors_[r][t].gradient;
         for (size_t i = 0; i < tensor.size(); ++i) {
+          if (spec_.nonfinite == "zero" && !std::isfinite(tensor[i])) continue;
           if (tensor[i] != factor_ * gradient(shape_, k, worker_, static_cast<int>(r), t, i))
             return wrong("gradients after step", k);
         }
@@ -389,7 +427,7 @@ JobOutcome run_job(const JobSpec& spec) {
 
   std::vector<ProcessId> processes;
   std::vector<std::unique_ptr<Program>> programs;
-  bool head_stop = false, head_finished = !spec.separate_head;
+  bool stop_head = false;
   for (int w = 0; w < workers; ++w) {
     const bool first = spec.one_host || (w == 0 && !spec.separate_head);
     processes.push_back(world.start_process(first ? "node0" : "node" + std::to_string(w + 1)));
@@ -399,14 +437,9 @@ JobOutcome run_job(const JobSpec& spec) {
   }
   if (spec.separate_head) {
     processes.push_back(world.start_process("node0"));
-    world.start_program(
-        processes.back(), [&world, &spec, &head_stop, &head_finished, process = processes.back()] {
-          auto head =
-              HeadProcess::start(config_of(spec, -1), world.environment(process), std::make_shared<Log>());
-          while (head.ok() && !head_stop && head.value()->wait(20ms).code() == Code::kWaitTimeout) {
-          }
-          head_finished = true;
-        });
+    world.start_program(processes.back(), [&world, &spec, &stop_head, process = processes.back()] {
+      run_head(world.environment(process), config_of(spec, -1), stop_head);
+    });
   }
   if (spec.fault != Fault::kNone && spec.fault != Fault::kSlow) {
     world.at(world.now() + spec.fault_after, [&] {
@@ -429,17 +462,8 @@ JobOutcome run_job(const JobSpec& spec) {
   // The end of the test, not of the job: everything that still stands is wound up. What it says now does not
   // count.
   const auto judged = outcome.workers;
-  head_stop = true;
-  for (ProcessId process : processes) {
-    world.resume(process);
-    world.kill(process, Death::kReset);
-    world.bury(process);
-  }
-  if (!world.run_until([&] { return world.running_programs() == 0; }, world.now() + 600s)) {
-    std::fprintf(stderr, "a session cannot be closed once its process is cut off: %s\n",
-                 spec.describe().c_str());
-    std::abort();  // its thread cannot be ended
-  }
+  stop_head = true;
+  end_all(world, processes, spec.describe());
   outcome.workers = judged;
   return outcome;
 }

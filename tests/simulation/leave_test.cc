@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/session/session.h"
-#include "tests/simulation/configure.h"
-#include "transport/sim/world.h"
+#include "cluster.h"
+#include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -21,10 +20,6 @@ using Mode = Session::Mode;
 constexpr int32_t kWorkers = 3;
 constexpr size_t kLarge = 70'000;
 
-Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
-  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
-}
-
 struct Call {
   const char* name;
   bool started;
@@ -33,104 +28,72 @@ struct Call {
 
 const std::vector<Call>& calls() {
   static const std::vector<Call> all = {
-      {"barrier", false, [](Session& s, auto&) { return ended(s, s.barrier(Mode::kWait)); }},
+      {"barrier", false, [](Session& s, auto&) { return wait_for(s, s.barrier(Mode::kWait)); }},
       {"small all-reduce", false,
        [](Session& s, auto& memory) {
-         return ended(
+         return wait_for(
              s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait));
        }},
       {"large all-reduce", false,
        [](Session& s, auto& memory) {
-         return ended(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32,
-                                     Reduction::kSum, Mode::kWait));
+         return wait_for(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32,
+                                        Reduction::kSum, Mode::kWait));
        }},
       {"broadcast", false,
        [](Session& s, auto& memory) {
-         return ended(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait));
+         return wait_for(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait));
        }},
       {"all-gather", false,
        [](Session& s, auto& memory) {
          const size_t counts[kWorkers] = {0, kLarge, 0};
          const size_t mine = counts[s.rank()] * 4;
-         return ended(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts,
-                                     DType::kFloat32, Mode::kWait));
+         return wait_for(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts,
+                                        DType::kFloat32, Mode::kWait));
        }},
       {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
   };
   return all;
 }
 
-Status start_model(Session& session, std::vector<float>& memory) {
-  const int64_t count = 1000;
-  auto parameter = session.add_parameter("weight", DType::kFloat32, {&count, 1}, true);
-  auto replica = session.add_replica("cpu");
-  if (!parameter.ok() || !replica.ok()) return parameter.ok() ? replica.status() : parameter.status();
-  const Status bound = session.bind(replica.value(), parameter.value(), memory.data(), 4000,
-                                    memory.data() + 1000, 4000, nullptr);
-  return bound.ok() ? session.start() : bound;
-}
-
-// Waits in simulated time.
-void pause(Session& session, std::chrono::microseconds duration) {
-  const auto rounded = std::chrono::duration_cast<std::chrono::milliseconds>(duration);
-  if (rounded.count() > 0) (void)session.object_get("nothing", Mode::kWait, {.timeout = rounded});
-}
-
 struct Case {
   int32_t leaver;
   const Call* call;
   bool connected;                   // all have made a call together before
-  bool asynchronous;                // it has issued barriers which it does not wait for
   std::chrono::microseconds after;  // how long the leaver waits, or the others do if negative
   bool slow_head;                   // the head's news are late
 };
 
-Config configuration(int32_t worker) {
-  Config config;
-  configure(config, kWorkers, worker, {{"step_timeout", "20s"}, {"lease", "5s"}});
-  return config;
+ClusterOptions options_of(uint64_t seed) {
+  return {.workers = kWorkers,
+          .seed = seed,
+          .settings = {{"step_timeout", "20s"}, {"lease", "5s"}, {"receive_memory", "256M"}}};
 }
 
 std::vector<Status> run(const Case& c, uint64_t seed) {
-  transport::SimWorld world(seed, {});
-  std::vector<transport::ProcessId> processes;
   std::vector<Status> of(kWorkers);
-  int32_t over = 0;
-  for (int32_t worker = 0; worker < kWorkers; ++worker)
-    processes.push_back(world.start_process("node" + std::to_string(worker)));
-  for (int32_t worker = 0; worker < kWorkers; ++worker) {
-    world.start_program(processes[static_cast<size_t>(worker)], [&, worker] {
-      auto opened =
-          Session::open(configuration(worker), world.environment(processes[static_cast<size_t>(worker)]),
-                        std::make_shared<Log>());
-      EXPECT_TRUE(opened.ok()) << opened.status().message();
-      Session& session = *opened.value();
-      std::vector<float> memory(2 * kLarge);
-      if (c.call->started) {
-        const Status status = start_model(session, memory);
-        EXPECT_TRUE(status.ok()) << status.message();
-      } else if (c.connected) {
-        EXPECT_TRUE(ended(session, session.barrier(Mode::kWait)).ok());
+  Cluster cluster(options_of(seed), [&](Cluster& cluster, Session& session, int worker) {
+    std::vector<float> memory(2 * kLarge);
+    if (c.call->started) {
+      EXPECT_TRUE(Cluster::train(cluster, session, worker, 0)) << cluster.history(worker);
+    } else if (c.connected) {
+      EXPECT_TRUE(wait_for(session, session.barrier(Mode::kWait)).ok());
+    }
+    if (c.slow_head && worker == 0) {
+      for (int other = 1; other < kWorkers; ++other) {
+        if (other != c.leaver)
+          cluster.world.set_delay(cluster.process(0), cluster.process(other), {600ms, 700ms, 0, 0ms});
       }
-      if (c.slow_head && worker == 0) {
-        for (int32_t other = 1; other < kWorkers; ++other) {
-          if (other != c.leaver)
-            world.set_delay(processes[0], processes[static_cast<size_t>(other)], {600ms, 700ms, 0, 0ms});
-        }
-      }
-      if (worker == c.leaver) {
-        pause(session, c.after);
-        EXPECT_TRUE(session.close(0ms).ok());
-      } else {
-        pause(session, -c.after);
-        of[static_cast<size_t>(worker)] = c.call->make(session, memory);
-        (void)session.close(0ms);
-      }
-      opened.value().reset();
-      ++over;
-    });
-  }
-  EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
+    }
+    if (worker == c.leaver) {
+      cluster.pass_time(worker, c.after);
+      EXPECT_TRUE(session.close(0ms).ok());
+    } else {
+      cluster.pass_time(worker, -c.after);
+      of[static_cast<size_t>(worker)] = c.call->make(session, memory);
+      (void)session.close(0ms);
+    }
+  });
+  EXPECT_TRUE(cluster.run_until_ended(600s));
   return of;
 }
 
@@ -141,7 +104,7 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
       for (const bool connected : {false, true}) {
         for (const std::chrono::microseconds after : {-100ms, -1ms, 0ms, 1ms, 100ms}) {
           for (const bool slow_head : {false, true}) {
-            const Case c{leaver, &call, connected, false, after, slow_head};
+            const Case c{leaver, &call, connected, after, slow_head};
             const std::vector<Status> of = run(c, 11);
             for (int32_t rank = 0; rank < kWorkers; ++rank) {
               if (rank == leaver) continue;
@@ -175,36 +138,24 @@ TEST(Leave, AfterAnAbortTellsItsReasonAndWaitsForNoPeerBeingDialled) {
       for (uint64_t seed = 1; seed <= 10; ++seed) {
         SCOPED_TRACE(std::to_string(after.count()) + " ms, seed " + std::to_string(seed) +
                      (slow_head ? ", slow head" : ""));
-        transport::SimWorld world(seed, {});
-        std::vector<transport::ProcessId> processes;
-        for (int32_t worker = 0; worker < kWorkers; ++worker)
-          processes.push_back(world.start_process("node" + std::to_string(worker)));
-        int32_t over = 0;
-        for (int32_t worker = 0; worker < kWorkers; ++worker) {
-          const transport::ProcessId process = processes[static_cast<size_t>(worker)];
-          world.start_program(process, [&, worker, process] {
-            auto opened =
-                Session::open(configuration(worker), world.environment(process), std::make_shared<Log>());
-            ASSERT_TRUE(opened.ok()) << opened.status().message();
-            Session& session = *opened.value();
-            if (slow_head && worker == 0) world.set_delay(processes[0], processes[2], {100ms, 200ms, 0, 0ms});
-            if (worker == 1) {
-              pause(session, after);
-              EXPECT_TRUE(session.abort("no data").ok());
-            } else {
-              const Status status = ended(session, session.barrier(Mode::kWait));
-              EXPECT_EQ(status.code(), Code::kAborted) << "rank " << worker << ": " << status.message();
-            }
-            const transport::Time begun = world.now();
-            (void)session.close(-1ms);
-            if (worker != 0) {  // the worker with the head stays until the others know
-              EXPECT_LE(world.now() - begun, kLimit) << "rank " << worker;
-            }
-            opened.value().reset();
-            ++over;
-          });
+        Cluster cluster(options_of(seed), [&](Cluster& cluster, Session& session, int worker) {
+          if (slow_head && worker == 0)
+            cluster.world.set_delay(cluster.process(0), cluster.process(2), {100ms, 200ms, 0, 0ms});
+          if (worker == 1) {
+            cluster.pass_time(worker, after);
+            EXPECT_TRUE(session.abort("no data").ok());
+          } else {
+            const Status status = wait_for(session, session.barrier(Mode::kWait));
+            EXPECT_EQ(status.code(), Code::kAborted) << "rank " << worker << ": " << status.message();
+          }
+        });
+        EXPECT_TRUE(cluster.run_until_ended(600s));
+        for (int worker = 0; worker < kWorkers; ++worker) {
+          const NotedCall* close = cluster.call(worker, "close");
+          ASSERT_TRUE(close) << cluster.history(worker);
+          if (worker == 0) continue;  // the worker with the head stays until the others know
+          EXPECT_LE(close->ended - close->began, kLimit) << "rank " << worker;
         }
-        EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 600s));
       }
     }
   }

@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "core/session/session.h"
-#include "tests/simulation/configure.h"
+#include "cluster.h"
 #include "tests/unit/metrics.h"
-#include "transport/sim/world.h"
+#include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -28,54 +27,35 @@ Values metrics_of(const Session& session) {
 }
 
 struct Worker {
+  Cluster& cluster;
   Session& session;
+  const int rank;
   Parameter* parameter;
   Replica* replica;
-  void pause(std::chrono::milliseconds duration) {
-    (void)session.object_get("nothing", Session::Mode::kWait, {.timeout = duration});
-  }
+  void pause(transport::Duration duration) { cluster.pass_time(rank, duration); }
 };
 
-using Body = std::function<void(Worker& worker, int32_t rank)>;
-using Prepare =
-    std::function<void(transport::SimWorld& world, const std::vector<transport::ProcessId>& processes)>;
+using Body = std::function<void(Worker& worker, int rank)>;
 
-// Returns the counts of each of three started workers from the beginning of `body` to its end.
-std::array<Values, kWorkers> counted(const Body& body, const Prepare& prepare = {}) {
+// Returns the counts of each of three started workers from the beginning of `body` to its end. `prepare` is
+// called before the workers begin.
+std::array<Values, kWorkers> counted(const Body& body, const std::function<void(Cluster&)>& prepare = {}) {
   std::array<Values, kWorkers> counted;
-  transport::SimWorld world{7};
-  std::vector<transport::ProcessId> processes;
-  int32_t over = 0;
-  const auto run = [&](transport::ProcessId process, int32_t rank) {
-    Config config;
-    configure(config, kWorkers, rank);
-    auto opened = Session::open(config, world.environment(process), std::make_shared<Log>());
-    ASSERT_TRUE(opened.ok()) << opened.status().message();
-    Session& session = *opened.value();
-    std::vector<float> memory(2048);
+  const auto program = [&](Cluster& cluster, Session& session, int rank) {
     const int64_t count = 1024;
-    Worker worker{session, session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(),
+    Worker worker{cluster, session, rank,
+                  session.add_parameter("weight", DType::kFloat32, {&count, 1}, true).value(),
                   session.add_replica("cpu").value()};
-    ASSERT_TRUE(
-        session
-            .bind(worker.replica, worker.parameter, memory.data(), 4096, memory.data() + 1024, 4096, nullptr)
-            .ok());
+    (void)session.alloc(worker.replica, worker.parameter).value();
     ASSERT_TRUE(session.start().ok());
     const Values before = metrics_of(session);
     body(worker, rank);
     for (const auto& [name, value] : metrics_of(session)) counted[rank][name] = value - before.at(name);
-    (void)session.close(0ms);
   };
-  for (int32_t rank = 0; rank < kWorkers; ++rank)
-    processes.push_back(world.start_process("node" + std::to_string(rank)));
-  if (prepare) prepare(world, processes);
-  for (int32_t rank = 0; rank < kWorkers; ++rank) {
-    world.start_program(processes[rank], [&, rank] {
-      run(processes[rank], rank);
-      ++over;
-    });
-  }
-  EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
+  Cluster cluster({.workers = kWorkers, .seed = 7, .settings = {{"lease", "10s"}, {"init_timeout", "60s"}}},
+                  program);
+  if (prepare) prepare(cluster);
+  EXPECT_TRUE(cluster.run_until_ended(3600s));
   return counted;
 }
 
@@ -103,7 +83,10 @@ void expect_about(double value, double seconds) {
 
 TEST(Metrics, AWorkerThatIsLateForACollectiveShowsInTheWaitsOfTheOthers) {
   const auto values = counted([](Worker& worker, int32_t rank) {
-    if (rank == 2) worker.pause(10s);
+    if (rank == 2) {
+      const auto get = worker.session.object_get("nothing", Session::Mode::kWait, {.timeout = 10s});
+      EXPECT_EQ(wait_for(worker.session, get).code(), Code::kTimeout);
+    }
     ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
     const Values trace = trace_of(worker.session);
     expect_about(trace.at("calls: barrier"), rank == 2 ? 0 : 10);
@@ -164,15 +147,13 @@ TEST(Metrics, CountDataReceivedBeforeJoining) {
         ASSERT_TRUE(worker.session.barrier(Session::Mode::kWait).ok());
         absolute[rank] = metrics_of(worker.session);
       },
-      [](transport::SimWorld& world, const auto& processes) {
-        world.set_delay(processes[0], processes[2], {1s, 1s});
-      });
+      [](Cluster& cluster) { cluster.world.set_delay(cluster.process(0), cluster.process(2), {1s, 1s}); });
   EXPECT_GT(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"), 0);
   EXPECT_EQ(absolute[1].at("dsgd_peer_sent_bytes_total{rank=\"2\"}"),
             absolute[2].at("dsgd_peer_received_bytes_total{rank=\"1\"}"));
 }
 
-TEST(Metrics, ALateGradientIsTimeUntilItIsMarkedHereAndOfReductionElsewhere) {
+TEST(Metrics, ALateGradientCountsAsGradientsHereAndAsReductionElsewhere) {
   const auto values = counted([](Worker& worker, int32_t rank) {
     auto step = worker.session.step_begin(1);
     ASSERT_TRUE(step.ok());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -22,42 +23,30 @@ Bytes pattern(size_t size, int seed) {
   return bytes;
 }
 
-Status ended(Session& session, const Result<std::shared_ptr<Operation>>& operation) {
-  return operation.ok() ? session.wait(*operation.value(), -1ms) : operation.status();
-}
-
 Status put(Session& session, const std::string& name, const Bytes& bytes, Duration timeout = {}) {
-  return ended(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait,
-                                           {.timeout = timeout}));
+  return wait_for(session, session.object_put(name, bytes, Object::kNoType, {}, Session::Mode::kWait,
+                                              {.timeout = timeout}));
 }
 
 // kInternal: the object differs from `want`.
 Status get(Session& session, const std::string& name, const Bytes& want, Duration timeout = {}) {
   const auto got = session.object_get(name, Session::Mode::kWait, {.timeout = timeout});
-  const Status status = ended(session, got);
+  const Status status = wait_for(session, got);
   if (status.ok() && got.value()->object()->bytes != want)
     return Status(Code::kInternal, "the object is another one");
   return status;
 }
 
 Status remove(Session& session, const std::string& name) {
-  return ended(session, session.object_delete(name, Session::Mode::kWait));
+  return wait_for(session, session.object_delete(name, Session::Mode::kWait));
 }
 
-Status meet(Session& session) { return ended(session, session.barrier(Session::Mode::kWait)); }
-
-void pause(Session& session, Duration duration) { (void)get(session, "nothing", {}, duration); }
+Status meet(Session& session) { return wait_for(session, session.barrier(Session::Mode::kWait)); }
 
 ClusterOptions options_of(int workers, uint64_t seed = 1) {
   ClusterOptions options{.workers = workers, .separate_head = true, .seed = seed};
   options.network.delay = {100us, 200us};
   return options;
-}
-
-std::string histories(const Cluster& cluster, int workers) {
-  std::string text;
-  for (int rank = 0; rank < workers; ++rank) text += cluster.history(rank);
-  return text;
 }
 
 Duration duration_of(const NotedCall* call) { return call ? call->ended - call->began : Duration::max(); }
@@ -139,7 +128,7 @@ TEST(LostWorker, EndsAPutAtAnyMoment) {
         const std::string what = std::to_string(workers) + " workers, rank " + std::to_string(putter) +
                                  " puts, rank " + std::to_string(victim) + " dies, moment " +
                                  std::to_string(moment) + "\n";
-        ASSERT_TRUE(cluster.run_until_ended(20s)) << what << histories(cluster, workers);
+        ASSERT_TRUE(cluster.run_until_ended(20s)) << what << cluster.histories();
         for (int rank = 0; rank < workers; ++rank) {
           if (rank == victim) continue;
           for (const NotedCall& call : cluster.calls(rank)) {
@@ -158,6 +147,69 @@ TEST(LostWorker, EndsAPutAtAnyMoment) {
   EXPECT_GT(failed, 0);
 }
 
+// The others go on in another view. Each of them has the whole object or none, and a worker can delete what
+// is left and put the name again, for all.
+TEST(LostPutter, LeavesWholeObjectsOrNoneAndANameThatCanBePutAgain) {
+  const Bytes again = pattern(300'000, 8);
+  int had = 0, had_not = 0;
+  for (const size_t size : {size_t{1000}, size_t{2} << 20}) {
+    const Bytes bytes = pattern(size, 7);
+    for (int putter = 0; putter < 3; ++putter) {
+      for (int moment = 0; moment < 24; ++moment) {
+        ClusterOptions options = options_of(3, static_cast<uint64_t>(moment) + 1);
+        options.settings = {{"min_workers", "1"}, {"lease", "500ms"}};
+        int with = 0, without = 0;
+        Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+          const auto until = [&](transport::Time time) {
+            cluster.pass_time(rank, time - cluster.world.now());
+          };
+          const auto repeated = [&](const char* name, const std::function<Status()>& call) {
+            Status status = call();
+            while (status.code() == Code::kViewChanged) {
+              cluster.pass_time(rank, 10ms);
+              status = call();
+            }
+            cluster.note(rank, name, [&] { return status; });
+            return status;
+          };
+          (void)meet(session);  // the loss may end it
+          const transport::Time begun = cluster.world.now();
+          if (rank == putter) {
+            cluster.world.at(begun + moment * (size > 1000 ? 1ms : 30us),
+                             [&cluster, rank] { cluster.world.kill(cluster.process(rank), Death::kReset); });
+            (void)put(session, "x", bytes);
+            return until(begun + 10s);
+          }
+          const Status got = repeated("get", [&] { return get(session, "x", bytes, 1s); });
+          ++(got.ok() ? with : without);
+          until(begun + 3s);
+          if (rank == (putter == 0 ? 1 : 0)) {
+            repeated("delete", [&] { return remove(session, "x"); });
+            repeated("put", [&] { return put(session, "x", again); });
+          }
+          until(begun + 6s);
+          repeated("get again", [&] { return get(session, "x", again, 1s); });
+        });
+        const std::string what = std::to_string(size) + " bytes, rank " + std::to_string(putter) +
+                                 " puts and dies, moment " + std::to_string(moment) + "\n";
+        ASSERT_TRUE(cluster.run_until_ended(60s)) << what << cluster.histories();
+        for (int rank = 0; rank < 3; ++rank) {
+          if (rank == putter) continue;
+          for (const NotedCall& call : cluster.calls(rank)) {
+            const bool absent = (call.name == "get" && call.status.code() == Code::kTimeout) ||
+                                (call.name == "delete" && call.status.code() == Code::kNotFound);
+            EXPECT_TRUE(call.status.ok() || absent) << what << cluster.histories();
+          }
+        }
+        had += with, had_not += without;
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(had, 0);
+  EXPECT_GT(had_not, 0);
+}
+
 // A worker closes its session at some moment of a put. The put names it, or has ended before; all others get
 // the object, and the next one, too.
 TEST(Leaver, LeavesTheObjectToTheOthers) {
@@ -172,7 +224,7 @@ TEST(Leaver, LeavesTheObjectToTheOthers) {
                         [&](Cluster& cluster, Session& session, int rank) {
                           cluster.note(rank, "meet", [&] { return meet(session); });
                           if (rank == leaver) {
-                            if (moment > 0) pause(session, moment * 2ms);
+                            cluster.pass_time(rank, moment * 2ms);
                             return;
                           }
                           const auto put_it = [&](const std::string& name, const Bytes& object) {
@@ -185,14 +237,14 @@ TEST(Leaver, LeavesTheObjectToTheOthers) {
                           cluster.note(rank, "get", [&] { return get(session, "x", bytes, 30s); });
                           if (rank == 0) cluster.note(rank, "next put", [&] { return put_it("y", next); });
                           cluster.note(rank, "next get", [&] { return get(session, "y", next, 30s); });
-                          pause(session, 100ms);  // nobody else leaves meanwhile
+                          cluster.pass_time(rank, 100ms);  // nobody else leaves meanwhile
                         });
         ASSERT_TRUE(cluster.run_until_ended(300s));
         for (int rank = 0; rank < workers; ++rank) {
           ASSERT_FALSE(cluster.first_failure(rank))
               << workers << " workers, rank " << putter << " puts, rank " << leaver << " leaves, moment "
               << moment << "\n"
-              << histories(cluster, workers);
+              << cluster.histories();
         }
       }
     }
@@ -212,8 +264,7 @@ TEST(Leaver, HasTheObjectAndIsNotNamed) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n"
-                                                << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << putter << " puts\n" << cluster.histories();
     }
   }
 }
@@ -252,8 +303,7 @@ TEST(LateWorker, IsNamedAndTheNameCanBePutAgain) {
     });
     ASSERT_TRUE(cluster.run_until_ended(300s));
     for (int rank = 0; rank < kWorkers; ++rank) {
-      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n"
-                                                << histories(cluster, kWorkers);
+      EXPECT_FALSE(cluster.first_failure(rank)) << "rank " << late << " is late\n" << cluster.histories();
     }
   }
 }
@@ -279,7 +329,7 @@ TEST(DeletedObject, DoesNotComeBack) {
           if (begun.ok()) putting = begun.value();
         }
         if (rank == deleter) {
-          pause(session, seed * 300us);
+          cluster.pass_time(rank, seed * 300us);
           Status status = remove(session, "x");
           deleted += status.ok();
           cluster.note(rank, "delete", [&] { return status.code() == Code::kNotFound ? Status() : status; });
@@ -291,7 +341,7 @@ TEST(DeletedObject, DoesNotComeBack) {
           cluster.note(rank, "delete", [&] { return status.code() == Code::kNotFound ? Status() : status; });
         }
         cluster.note(rank, "meet", [&] { return meet(session); });
-        pause(session, 100ms);
+        cluster.pass_time(rank, 100ms);
         cluster.note(rank, "none", [&] {
           const Status status = get(session, "x", bytes, 1ms);
           return status.code() == Code::kTimeout ? Status() : Status(Code::kInternal, "it is here");
@@ -305,11 +355,47 @@ TEST(DeletedObject, DoesNotComeBack) {
       for (int rank = 0; rank < workers; ++rank) {
         ASSERT_FALSE(cluster.first_failure(rank)) << size << " bytes, seed " << seed << ", rank " << putter
                                                   << " puts, rank " << deleter << " deletes\n"
-                                                  << histories(cluster, workers);
+                                                  << cluster.histories();
       }
     }
   }
   EXPECT_GT(deleted, 0);
+}
+
+// A worker that has joined the running job gets what others have put, then deletes one and puts another.
+TEST(Object, AWorkerThatJoinsHasTheObjectsOfTheJob) {
+  const Bytes small(100, 's'), large(300'000, 'l'), late(200'000, 'n');
+  const ClusterOptions options{.joiners = 1, .separate_head = true, .settings = {{"max_workers", "3"}}};
+  Cluster cluster(options, [&](Cluster& cluster, Session& session, int worker) {
+    const int64_t count = 100;
+    Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+    (void)session.alloc(session.add_replica("cpu").value(), parameter);
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    if (worker == 0) {
+      cluster.note(worker, "put", [&] { return put(session, "small", small); });
+      cluster.note(worker, "put", [&] { return put(session, "large", large); });
+    }
+    if (worker == 2) {
+      cluster.note(worker, "get", [&] { return get(session, "small", small); });
+      cluster.note(worker, "get", [&] { return get(session, "large", large); });
+      cluster.note(worker, "delete", [&] { return remove(session, "large"); });
+      cluster.note(worker, "put", [&] { return put(session, "late", late); });
+    }
+    StepResult result;
+    for (int k = 0; result.size < 3 && k < 10'000; ++k) {
+      if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return;
+    }
+    cluster.note(worker, "get", [&] { return get(session, "late", late); });
+    while (!result.all_done) {
+      if (!cluster.note(worker, "step", [&] { return session.step(0, &result); })) return;
+    }
+  });
+  for (int worker = 0; worker < 2; ++worker) ASSERT_TRUE(cluster.run_until_noted(worker, "step", 10s));
+  ASSERT_TRUE(cluster.run_until_noted(0, "put", 10s));
+  cluster.start_worker(2);
+  ASSERT_TRUE(cluster.run_until_ended(60s));
+  for (int worker = 0; worker < 3; ++worker)
+    EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
 }
 
 }  // namespace

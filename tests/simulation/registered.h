@@ -1,4 +1,4 @@
-// Algorithms and a strategy that a host might register.
+// Algorithms and a strategy that a host might register, and GPUs of a fake runtime.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,10 @@
 
 #include "core/session/session.h"
 #include "tests/unit/collectives/algorithms.h"
+#ifdef DSGD_TEST_CUDA
+#include "tests/unit/device/fake_cuda.h"
+extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
+#endif
 
 namespace dsgd::simulation {
 
@@ -37,6 +41,16 @@ inline Registered registered() {
                                 static_cast<uint64_t>(size));
   };
   all.strategies["dealt"] = std::make_shared<const RegisteredStrategy>(dealt);
+  return all;
+}
+
+inline Registered registered_with_devices() {
+  Registered all = registered();
+#ifdef DSGD_TEST_CUDA
+  static const bool immediate = (fake_cuda::set_immediate(), true);
+  (void)immediate;
+  all.backends["cuda"] = []() -> Result<const device::Backend*> { return dsgd_cuda_backend(); };
+#endif
   return all;
 }
 

@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/session/session.h"
-#include "tests/simulation/configure.h"
-#include "transport/sim/world.h"
+#include "cluster.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -16,80 +14,62 @@ namespace {
 using namespace std::chrono_literals;
 using Mode = Session::Mode;
 
-struct Record {
-  transport::Duration after;  // of the moment that the test's calls began
-  std::string text;
-};
-
-// Three workers with a model of two parameters. What they log as warnings from the moment on that all of
-// them have started.
+// Three workers with a model of two parameters, and the warnings that they log once all have started.
 class Job {
  public:
-  static constexpr int32_t kWorkers = 3;
-  using Body = std::function<void(Job& job, Session& session, int32_t rank)>;
+  static constexpr int kWorkers = 3;
+  using Body = std::function<void(Job& job, Session& session, int rank)>;
 
-  explicit Job(const Body& body) {
-    int32_t over = 0;
-    for (int32_t worker = 0; worker < kWorkers; ++worker) {
-      const transport::ProcessId process = processes[worker] =
-          world.start_process("node" + std::to_string(worker));
-      world.start_program(process, [&, process, worker] {
-        run(process, worker, body);
-        ++over;
-      });
+  explicit Job(const Body& body)
+      : cluster_({.workers = kWorkers,
+                  .seed = 5,
+                  .settings = {{"lease", "10s"}, {"stall_warning", "1s"}},
+                  .own_settings = {{0, {{"worker_id", "w0"}}},
+                                   {1, {{"worker_id", "w1"}}},
+                                   {2, {{"worker_id", "w2"}}}}},
+                 [this, body](Cluster&, Session& session, int rank) { run(session, rank, body); }) {
+    EXPECT_TRUE(cluster_.run_until_ended(3600s));
+    for (int rank = 0; rank < kWorkers; ++rank) {
+      EXPECT_FALSE(cluster_.first_failure(rank)) << cluster_.history(rank);
+      for (const NotedWarning& warning : cluster_.warnings(rank)) {
+        const transport::Time from = forgotten_until_[rank];
+        if (warning.at >= from) warnings[rank].push_back({warning.at - from, warning.text});
+      }
     }
-    EXPECT_TRUE(world.run_until([&] { return over == kWorkers; }, world.now() + 3600s));
   }
 
-  void pause(Session& session, std::chrono::milliseconds duration) {
-    EXPECT_EQ(session.queue_poll(1, duration).status().code(),
-              Code::kWaitTimeout);  // no operation ends meanwhile
+  void pause(int rank, transport::Duration duration) { cluster_.pass_time(rank, duration); }
+
+  // As SIGSTOP. Operations of other workers wait for it.
+  void stop(int rank, transport::Duration duration) {
+    cluster_.world.pause(cluster_.process(rank));
+    cluster_.world.at(cluster_.world.now() + duration,
+                      [this, rank] { cluster_.world.resume(cluster_.process(rank)); });
   }
 
-  // As SIGSTOP. What other workers begin waits for it.
-  void stop(int32_t worker, transport::Duration duration) {
-    world.pause(processes[worker]);
-    world.at(world.now() + duration, [this, worker] { world.resume(processes[worker]); });
-  }
+  void forget_warnings(int rank) { forgotten_until_[rank] = cluster_.world.now(); }
 
-  transport::SimWorld world{5};
-  transport::ProcessId processes[kWorkers] = {};
-  std::vector<Record> warnings[kWorkers];
+  std::vector<NotedWarning> warnings[kWorkers];  // those that were not forgotten; `at` counts from then on
   Parameter* parameters[kWorkers][2] = {};
   Replica* replicas[kWorkers] = {};
 
  private:
-  void run(transport::ProcessId process, int32_t worker, const Body& body) {
-    Config config;
-    configure(
-        config, kWorkers, worker,
-        {{"worker_id", "w" + std::to_string(worker)}, {"step_timeout", "60s"}, {"stall_warning", "1s"}});
-    transport::Time began{};
-    auto log = std::make_shared<Log>(LogLevel::kWarning, [&](const LogRecord& record) {
-      warnings[worker].push_back({world.now() - began, record.message});
-    });
-    auto opened = Session::open(config, world.environment(process), log);
-    ASSERT_TRUE(opened.ok()) << opened.status().message();
-    Session& session = *opened.value();
-    std::vector<float> memory(4 * 1024);
-    auto replica = session.add_replica("cpu");
-    replicas[worker] = replica.value();
+  void run(Session& session, int rank, const Body& body) {
+    replicas[rank] = session.add_replica("cpu").value();
     const int64_t count = 1024;
     for (int p = 0; p < 2; ++p) {
-      parameters[worker][p] =
+      parameters[rank][p] =
           session.add_parameter(p == 0 ? "first" : "second", DType::kFloat32, {&count, 1}, true).value();
-      float* value = memory.data() + 2048 * p;
-      EXPECT_TRUE(
-          session.bind(replicas[worker], parameters[worker][p], value, 4096, value + 1024, 4096, nullptr)
-              .ok());
+      (void)session.alloc(replicas[rank], parameters[rank][p]).value();
     }
     const Status started = session.start();
     ASSERT_TRUE(started.ok()) << started.message();
-    warnings[worker].clear();
-    began = world.now();
-    body(*this, session, worker);
-    (void)session.close(0ms);
+    forget_warnings(rank);
+    body(*this, session, rank);
   }
+
+  transport::Time forgotten_until_[kWorkers] = {};
+  Cluster cluster_;
 };
 
 bool contains(const std::string& text, const std::string& part) {
@@ -97,12 +77,12 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 // Warnings come 1, 3 and 7 seconds after the call.
-void expect_doubling(const std::vector<Record>& warnings) {
+void expect_doubling(const std::vector<NotedWarning>& warnings) {
   ASSERT_EQ(warnings.size(), 3u);
   const transport::Duration due[] = {1s, 3s, 7s};
   for (size_t i = 0; i < 3; ++i) {
-    EXPECT_GE(warnings[i].after, due[i]) << warnings[i].text;
-    EXPECT_LT(warnings[i].after, due[i] + 100ms) << warnings[i].text;
+    EXPECT_GE(warnings[i].at, due[i]) << warnings[i].text;
+    EXPECT_LT(warnings[i].at, due[i] + 100ms) << warnings[i].text;
     EXPECT_TRUE(contains(
         warnings[i].text,
         "has not ended after " +
@@ -114,10 +94,10 @@ void expect_doubling(const std::vector<Record>& warnings) {
 // The timer of a call that stalled for long is due late. The next call does not wait for it.
 TEST(StallWarning, IsInTimeAfterALongStall) {
   Job job([](Job& job, Session& session, int32_t rank) {
-    if (rank == 2) job.pause(session, 10s);
+    if (rank == 2) job.pause(rank, 10s);
     ASSERT_TRUE(session.barrier(Mode::kWait).ok());
-    job.warnings[rank].clear();
-    if (rank == 2) job.pause(session, 4s);
+    job.forget_warnings(rank);
+    if (rank == 2) job.pause(rank, 4s);
     ASSERT_TRUE(session.barrier(Mode::kWait).ok());
   });
   for (int32_t rank = 0; rank < 2; ++rank) {
@@ -131,7 +111,7 @@ TEST(StallWarning, IsInTimeAfterALongStall) {
 
 TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
   Job job([](Job& job, Session& session, int32_t rank) {
-    if (rank == 2) job.pause(session, 10s);
+    if (rank == 2) job.pause(rank, 10s);
     auto barrier = session.barrier(Mode::kQueue);
     ASSERT_TRUE(barrier.ok());
     if (rank == 0) {
@@ -146,7 +126,7 @@ TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
   });
   for (int32_t rank = 0; rank < 2; ++rank) {
     expect_doubling(job.warnings[rank]);
-    for (const Record& record : job.warnings[rank]) {
+    for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_TRUE(contains(record.text, "barrier (call ")) << record.text;
       EXPECT_TRUE(contains(record.text, "rank 2 (worker 'w2'")) << record.text;
       EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
@@ -158,7 +138,7 @@ TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
 
 TEST(StallWarning, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
   Job job([](Job& job, Session& session, int32_t rank) {
-    if (rank == 2) job.pause(session, 2s);
+    if (rank == 2) job.pause(rank, 2s);
     std::vector<std::shared_ptr<Operation>> barriers;
     for (int i = 0; i < 10; ++i) barriers.push_back(session.barrier(Mode::kQueue).value());
     for (const auto& barrier : barriers) EXPECT_TRUE(session.wait(*barrier, -1ms).ok());
@@ -168,13 +148,13 @@ TEST(StallWarning, OfSeveralCollectivesIsReportedForEachThatHasBegun) {
 
 TEST(StallWarning, OfAStepNamesTheWorkerThatHasNotBegunIt) {
   Job job([](Job& job, Session& session, int32_t rank) {
-    if (rank == 1) job.pause(session, 10s);
+    if (rank == 1) job.pause(rank, 10s);
     const Status status = session.step(1, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();
   });
   for (int32_t rank : {0, 2}) {
     expect_doubling(job.warnings[rank]);
-    for (const Record& record : job.warnings[rank]) {
+    for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_EQ(record.text.find("step 0 has not ended"), 0u) << record.text;
       EXPECT_TRUE(contains(record.text, "rank 1 (worker 'w1'")) << record.text;
       EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
@@ -201,7 +181,7 @@ TEST(StallWarning, OfAStepNamesTheGradientsThatAreMissing) {
     }
     late();
     if (rank == 1) {
-      job.pause(session, 9500ms);
+      job.pause(rank, 9500ms);
       EXPECT_TRUE(session.gradient_ready(job.replicas[rank], job.parameters[rank][1], nullptr).ok());
     }
     const Status status = session.wait(*step.value(), -1ms);
@@ -209,7 +189,7 @@ TEST(StallWarning, OfAStepNamesTheGradientsThatAreMissing) {
   });
   for (int32_t rank = 0; rank < Job::kWorkers; ++rank) {
     expect_doubling(job.warnings[rank]);
-    for (const Record& record : job.warnings[rank]) {
+    for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_EQ(record.text.find("step 0 has not ended"), 0u) << record.text;
       if (rank == 1) {
         EXPECT_TRUE(contains(record.text, "gradient 'second' was not marked")) << record.text;
@@ -227,7 +207,7 @@ TEST(StallWarning, OfAStepNamesTheGradientsThatAreMissing) {
 TEST(StallWarning, OfAnObjectGetSaysThatNoWorkerHasPutIt) {
   Job job([](Job& job, Session& session, int32_t rank) {
     if (rank == 2) {
-      job.pause(session, 10s);
+      job.pause(rank, 10s);
       EXPECT_TRUE(session.object_put("late", {}, Object::kNoType, {}, Mode::kWait).ok());
       return;
     }
@@ -240,7 +220,7 @@ TEST(StallWarning, OfAnObjectGetSaysThatNoWorkerHasPutIt) {
   });
   for (int32_t rank = 0; rank < 2; ++rank) {
     expect_doubling(job.warnings[rank]);
-    for (const Record& record : job.warnings[rank]) {
+    for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_TRUE(contains(record.text, "dsgd_object_get has not ended after ")) << record.text;
       EXPECT_TRUE(contains(record.text, "no worker has put object 'late'")) << record.text;
     }
@@ -257,7 +237,7 @@ TEST(StallWarning, OfAPutAndADeletionNamesTheMissingWorker) {
         EXPECT_TRUE(session.object_put("it", data, Object::kNoType, {}, Mode::kWait).ok());
       }
       EXPECT_TRUE(session.barrier(Mode::kWait).ok());
-      if (rank != 0) return job.pause(session, 20s);
+      if (rank != 0) return job.pause(rank, 20s);
       job.stop(2, 8s);
       const auto begun = deletes ? session.object_delete("it", Mode::kQueue)
                                  : session.object_put("it", data, Object::kNoType, {}, Mode::kQueue);
@@ -268,7 +248,7 @@ TEST(StallWarning, OfAPutAndADeletionNamesTheMissingWorker) {
       EXPECT_TRUE(session.wait(*begun.value(), 10s).ok());
     });
     ASSERT_EQ(job.warnings[0].size(), 3u);
-    for (const Record& record : job.warnings[0]) {
+    for (const NotedWarning& record : job.warnings[0]) {
       EXPECT_TRUE(contains(record.text, deletes ? "object 'it' is not deleted on rank 2 (worker 'w2'"
                                                 : "object 'it' has not reached rank 2 (worker 'w2'"))
           << record.text;
@@ -277,10 +257,10 @@ TEST(StallWarning, OfAPutAndADeletionNamesTheMissingWorker) {
 }
 
 TEST(StallWarning, IsNotLoggedWithoutAnOpenCall) {
-  Job job([](Job& job, Session& session, int32_t) {
+  Job job([](Job& job, Session& session, int32_t rank) {
     for (int i = 0; i < 5; ++i) {
       EXPECT_TRUE(session.step(1, nullptr).ok());
-      job.pause(session, 3s);
+      job.pause(rank, 3s);
     }
   });
   for (const auto& of_worker : job.warnings) EXPECT_TRUE(of_worker.empty()) << of_worker[0].text;

@@ -47,7 +47,7 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", stopped " +
                    std::to_string((at - begin).count() / 1000) + " us after the start began");
       Cluster cluster(options, program);
-      cluster.world.at(at, [&] { cluster.world.pause(cluster.process(victim)); });
+      cluster.world.at(at, [&, victim = victim] { cluster.world.pause(cluster.process(victim)); });
       ASSERT_TRUE(cluster.run_until_ended(120s));
       ++states;
       for (int rank = 0; rank < 3; ++rank) {
@@ -75,7 +75,8 @@ TEST_P(StoppedInStart, TheOthersNameItAndCloseWithinALease) {
 INSTANTIATE_TEST_SUITE_P(Workers, StoppedInStart,
                          testing::Values(Stop{false, 0}, Stop{false, 1}, Stop{true, 1}, Stop{true, 2}),
                          [](const auto& info) {
-                           return std::string(info.param.separate_head ? "head_apart" : "head_in_worker_0") +
+                           return std::string(info.param.separate_head ? "separate_head"
+                                                                       : "head_in_worker_0") +
                                   "_victim_" + std::to_string(info.param.victim);
                          });
 

@@ -22,7 +22,7 @@ PARTS = {
 
 PLUGIN = "plug-ins are tables of C functions; registering them is C's"
 STATUS = "the failed call has returned it"
-STRUCT = "dsgd.i's constructor of the struct calls it"
+STRUCT = "a macro of the interface file calls it"
 TABLES = "the generated tables have it"
 COMMON = {
     "dsgd_algorithm_init": PLUGIN,
@@ -42,6 +42,11 @@ COMMON = {
     "dsgd_op_user_data": "the layer has a table of its operations, by id or handle",
     "dsgd_dtype_size": TABLES,
     "dsgd_status_name": TABLES,
+    "dsgd_config_key_init": STRUCT,
+    "dsgd_session_info_init": STRUCT,
+    "dsgd_step_result_init": STRUCT,
+    "dsgd_job_status": "people and scripts ask with `dsgd status`, not a trainer",
+    "dsgd_job_scale": "people and scripts ask with `dsgd scale`, not a trainer",
     "dsgd_finalize": "closing and freeing are two things where a collector frees",
 }
 NOT_OFFERED = {
@@ -57,9 +62,6 @@ NOT_OFFERED = {
     },
     "go": {
         **COMMON,
-        "dsgd_config_key_init": STRUCT,
-        "dsgd_session_info_init": STRUCT,
-        "dsgd_step_result_init": STRUCT,
         "dsgd_memory_gradient": "dsgd_alloc has given the address",
         "dsgd_memory_value": "dsgd_alloc has given the address",
         "dsgd_queue_fd": "Op.Done() is a channel, which is what Go programs select on",

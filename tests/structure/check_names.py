@@ -69,7 +69,7 @@ def main():
     # The help texts of the configuration's keys are shown in every language as they are.
     told += [f"core/config/table.cc: a help text has the C name {name}; say it without"
              for name in sorted(set(NAME.findall(literals((root / "core/config/table.cc").read_text()))) - keys)]
-    # What a binding itself says.
+    # The texts of a binding itself.
     for pattern in ("bindings/python/dsgd/**/*.py", "bindings/java/src/main/**/*.java", "bindings/go/*.go"):
         for path in root.glob(pattern):
             if path.name in ("_tables.py", "CNames.java", "tables.go") or path.name.endswith("_test.go"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is added to dsgd.h cannot be forgotten in a binding: check_tables.py SOURCE shows bindings/tables a changed header."""
+"""Checks that bindings/tables refuses or takes over what is added to dsgd.h: check_tables.py SOURCE"""
 
 import pathlib
 import subprocess

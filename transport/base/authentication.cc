@@ -38,6 +38,10 @@ Proof prove(Side side, std::string_view token, std::string_view job_nonce, std::
   return proof;
 }
 
+TokenDigest token_digest(std::string_view token, std::string_view job_nonce) {
+  return hmac(bytes_of(token), {bytes_of("dsgd head state"), bytes_of(job_nonce)});
+}
+
 bool equal_proofs(const Proof& one, const Proof& other) {
   return sodium_memcmp(one.mac.data(), other.mac.data(), one.mac.size()) == 0;
 }

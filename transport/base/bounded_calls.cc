@@ -61,7 +61,7 @@ bool BoundedCalls::late() const {
   return state_->late;
 }
 
-bool BoundedCalls::run(std::chrono::nanoseconds patience, std::function<void()> call) {
+bool BoundedCalls::run(std::chrono::nanoseconds timeout, std::function<void()> call) {
   std::unique_lock lock(state_->mutex);
   if (!state_->thread.joinable()) {
     try {
@@ -77,7 +77,7 @@ bool BoundedCalls::run(std::chrono::nanoseconds patience, std::function<void()> 
   state_->changed.notify_all();
   if (state_->thread.get_id() == std::this_thread::get_id()) return true;
   if (state_->late) return false;
-  if (state_->changed.wait_for(lock, patience, [&] { return state_->ended >= mine; })) return true;
+  if (state_->changed.wait_for(lock, timeout, [&] { return state_->ended >= mine; })) return true;
   state_->late = true;
   return false;
 }

@@ -55,12 +55,16 @@ const char* code_name(Code code) {
       return "DSGD_ERR_CORRUPTED";
     case Code::kViewChanged:
       return "DSGD_ERR_VIEW_CHANGED";
+    case Code::kNonFinite:
+      return "DSGD_ERR_NON_FINITE";
+    case Code::kEvicted:
+      return "DSGD_ERR_EVICTED";
   }
   return "DSGD_ERR_UNKNOWN";
 }
 
 Code code_of(int32_t number) {
-  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kViewChanged);
+  const bool known = number <= 0 && number >= static_cast<int32_t>(Code::kEvicted);
   return known ? static_cast<Code>(number) : Code::kInternal;
 }
 

@@ -11,32 +11,35 @@
 
 namespace dsgd {
 
-// The codes of the C ABI (DSGD_ERR_* in dsgd.h have the same values; a test compares them). Never renumbered.
+// The codes of the C ABI; enum dsgd_status in dsgd.h has the same values and says what each means. A test
+// compares them. Never renumbered.
 enum class Code : int32_t {
   kOk = 0,
-  kInvalidArgument = -1,  // an argument, key, option or size is wrong
-  kState = -2,            // right call, wrong moment (step before start, ready twice)
-  kClosed = -3,           // the session is closed
-  kForked = -4,           // called in a child of the process that made the session
-  kTimeout = -5,          // the operation's deadline passed
-  kWaitTimeout = -6,      // the wait ran out; the operation goes on
-  kAborted = -7,          // dsgd_abort was called, here or on a peer
-  kWorkerLost = -8,       // a worker or the head died, stopped, left or is unreachable
-  kMismatch = -9,         // workers disagree (signature, order of operations, sizes)
+  kInvalidArgument = -1,
+  kState = -2,
+  kClosed = -3,
+  kForked = -4,
+  kTimeout = -5,
+  kWaitTimeout = -6,
+  kAborted = -7,
+  kWorkerLost = -8,
+  kMismatch = -9,
   kNotFound = -10,
-  kExists = -11,        // name or id taken
-  kUnauthorized = -12,  // wrong token or job
-  kUnreachable = -13,   // cannot connect or resolve
+  kExists = -11,
+  kUnauthorized = -12,
+  kUnreachable = -13,
   kAddressInUse = -14,
   kNoMemory = -15,
-  kLimit = -16,  // a limit of the system or of dsgd is exhausted
+  kLimit = -16,
   kIo = -17,
   kUnsupported = -18,
-  kTorn = -19,  // a step failed half-way; only a new start repairs the session
+  kTorn = -19,
   kInternal = -20,
-  kDiverged = -21,     // workers or replicas hold different models
-  kCorrupted = -22,    // received bytes failed their checksum
-  kViewChanged = -23,  // members of the job changed during a collective
+  kDiverged = -21,
+  kCorrupted = -22,
+  kViewChanged = -23,
+  kNonFinite = -24,
+  kEvicted = -25,
 };
 
 const char* code_name(Code code);  // "DSGD_ERR_TIMEOUT"
@@ -81,6 +84,12 @@ class [[nodiscard]] Result {
   const T& value() const& { return *value_; }
   T&& value() && { return std::move(*value_); }
   T* operator->() { return &*value_; }
+  // Moves the value, if there is one, to `out`.
+  template <typename U>
+  [[nodiscard]] Status into(U* out) && {
+    if (ok()) *out = std::move(*value_);
+    return status_;
+  }
 
  private:
   std::optional<T> value_;
@@ -88,3 +97,9 @@ class [[nodiscard]] Result {
 };
 
 }  // namespace dsgd
+
+// Leaves the function with a Status that is not OK.
+#define DSGD_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                        \
+    if (::dsgd::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)

@@ -52,10 +52,21 @@ class Check {
 template <typename C = Check, typename F>
 Status guarded(F&& body) {
   C check;
-  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] { body(check); })) {
-    return malformed(exception->getDescription().cStr());
+  try {
+    body(check);
+  } catch (const kj::Exception& exception) {
+    return malformed(exception.getDescription().cStr());
   }
   return check.status();
+}
+
+// As guarded(), for a reader that fills a T.
+template <typename T, typename C = Check, typename F>
+Result<T> guarded_result(F&& body) {
+  T to{};
+  Status status = guarded<C>([&](C& check) { body(check, to); });
+  if (!status.ok()) return status;
+  return to;
 }
 
 }  // namespace dsgd::transport

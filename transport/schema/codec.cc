@@ -26,6 +26,9 @@ std::vector<uint8_t> encode(const HelloReply& reply) {
 std::vector<uint8_t> encode(const BulkHeader& header) {
   return build<schema::BulkHeader>(16, [&](auto root) { write(header, root); });
 }
+std::vector<uint8_t> encode(const HeadRecord& record) {
+  return build<schema::HeadRecord>(1024, [&](auto root) { write(record, root); });
+}
 std::vector<uint8_t> encode_status(const Status& status) { return encode(HelloReply{status, {}}); }
 std::vector<uint8_t> encode_reply(const Result<Message>& reply) {
   const size_t words = reply.ok() ? words_for(reply.value()) : words_for(reply.status());
@@ -50,6 +53,9 @@ Result<HelloReply> decode_hello_reply(std::span<const uint8_t> bytes) {
 Result<BulkHeader> decode_bulk_header(std::span<const uint8_t> bytes) {
   return decode<BulkHeader, schema::BulkHeader>(bytes, kMaxHelloBytes);
 }
+Result<HeadRecord> decode_head_record(std::span<const uint8_t> bytes) {
+  return decode<HeadRecord, schema::HeadRecord>(bytes, kMaxRecordBytes);
+}
 Status decode_status(std::span<const uint8_t> bytes, Status* status) {
   auto reply = decode_hello_reply(bytes);
   if (reply.ok()) *status = std::move(reply).value().status;
@@ -60,10 +66,12 @@ Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
 }
 
 const char* message_name(const Message& message) {
-  static constexpr const char* kNames[] = {"Empty",           "JoinRequest", "JoinReply",    "Watch",
-                                           "WatchReply",      "Renew",       "Leave",        "Report",
-                                           "OperationFailed", "PutObject",   "Goodbye",      "SessionFailed",
-                                           "HasBegun",        "ReportCut",   "DeleteObject", "FetchObject"};
+  static constexpr const char* kNames[] = {
+      "Empty",       "JoinRequest",   "JoinReply",    "Watch",           "WatchReply",
+      "Renew",       "Leave",         "Report",       "OperationFailed", "PutObject",
+      "Goodbye",     "SessionFailed", "HasBegun",     "ReportCut",       "DeleteObject",
+      "FetchObject", "Enter",         "HasCompleted", "Progress",        "StatusRequest",
+      "StatusReply", "Return",        "ScaleRequest", "FetchState",      "StateParts"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

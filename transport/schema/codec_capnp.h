@@ -19,6 +19,7 @@ void write(const HelloReply& from, schema::HelloReply::Builder to);
 void write(const MemberInfo& from, schema::MemberInfo::Builder to);
 void write(const Message& from, schema::Message::Builder to);
 void write(const Result<Message>& from, schema::Reply::Builder to);
+void write(const HeadRecord& from, schema::HeadRecord::Builder to);
 void write(const BulkHeader& from, schema::BulkHeader::Builder to);
 
 // Returns whether `from` was well formed. Outputs are written only if so.
@@ -29,6 +30,7 @@ Result<Challenge> read(schema::Challenge::Reader from);
 Result<Proof> read(schema::Proof::Reader from);
 Result<HelloReply> read(schema::HelloReply::Reader from);
 Result<Message> read(schema::Message::Reader from);
+Result<HeadRecord> read(schema::HeadRecord::Reader from);
 Result<BulkHeader> read(schema::BulkHeader::Reader from);
 
 // Words that the encoded form needs at most, for MessageBuilder's first segment and RPC's MessageSize hints.

@@ -66,23 +66,18 @@ Status open(std::span<const Byte> bytes, size_t limit, Use&& use) {
     std::memcpy(copy.begin(), bytes.data(), bytes.size());
     begin = copy.begin();
   }
-  Status result;
-  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
-                 capnp::ReaderOptions options;
-                 // Each word is visited at most twice (a pointer is looked at when it is checked and when it
-                 // is read); what is visited more often overlaps, which no honest sender produces.
-                 options.traversalLimitInWords = 2 * words + 64;
-                 options.nestingLimit = 16;
-                 capnp::FlatArrayMessageReader reader(kj::arrayPtr(begin, words), options);
-                 if (reader.getEnd() != begin + words) {
-                   result = malformed("bytes after the end");
-                   return;
-                 }
-                 result = use(reader.getRoot<Root>());
-               })) {
-    return malformed(exception->getDescription().cStr());
+  try {
+    capnp::ReaderOptions options;
+    // Each word is visited at most twice (a pointer is looked at when it is checked and when it is read); a
+    // word visited more often overlaps, which no honest sender produces.
+    options.traversalLimitInWords = 2 * words + 64;
+    options.nestingLimit = 16;
+    capnp::FlatArrayMessageReader reader(kj::arrayPtr(begin, words), options);
+    if (reader.getEnd() != begin + words) return malformed("bytes after the end");
+    return use(reader.getRoot<Root>());
+  } catch (const kj::Exception& exception) {
+    return malformed(exception.getDescription().cStr());
   }
-  return result;
 }
 
 template <typename T, typename Root, typename Byte>

@@ -1,7 +1,6 @@
 // The codec of payloads (transport/payloads.h).
 
 #include <array>
-#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -24,23 +23,39 @@ void write_reason(const Status& from, schema::Status::Builder to) {
   write(Status(from.code(), std::move(message)), to);
 }
 
-// Throws std::bad_alloc, which is no fault of the sender.
 template <typename T, typename Root, typename Read>
 Result<T> decode_payload(std::span<const std::byte> bytes, Read&& read_fields) {
   T value;
-  bool exhausted = false;
   Status status = open<Root>(bytes, kMaxPayloadBytes, [&](typename Root::Reader root) {
     Check check;
-    try {
-      read_fields(check, root, &value);
-    } catch (const std::bad_alloc&) {
-      exhausted = true;
-    }
+    read_fields(check, root, &value);
     return check.status();
   });
-  if (exhausted) throw std::bad_alloc();
   if (!status.ok()) return status;
   return value;
+}
+
+bool empty(const DrawnSamples& drawn) { return drawn.made == 0 && drawn.shards.empty(); }
+
+void write_drawn(const DrawnSamples& from, schema::DrawnSamples::Builder to) {
+  to.setMade(from.made);
+  auto shards = to.initShards(static_cast<unsigned>(from.shards.size()));
+  for (unsigned i = 0; i < shards.size(); ++i) {
+    shards[i].setNumber(from.shards[i].number);
+    shards[i].setPass(from.shards[i].pass);
+    shards[i].setEpoch(from.shards[i].epoch);
+    shards[i].setBegin(from.shards[i].begin);
+    shards[i].setCount(from.shards[i].count);
+  }
+}
+
+void read_drawn(Check& check, schema::DrawnSamples::Reader from, DrawnSamples* to) {
+  to->made = from.getMade();
+  const auto shards = from.getShards();
+  if (!check.ok() || !check.length(shards.size(), kMaxShards, "list of data shards", "entries")) return;
+  for (const auto shard : shards)
+    to->shards.push_back(
+        {shard.getNumber(), shard.getPass(), shard.getEpoch(), shard.getBegin(), shard.getCount()});
 }
 
 }  // namespace
@@ -56,6 +71,7 @@ std::vector<std::byte> encode(const StepHeader& header) {
     to.setLossScale(header.loss_scale);
     to.setStop(header.stop);
     to.setWeights(kj::arrayPtr(header.weights.data(), header.weights.size()));
+    if (!empty(header.drawn)) write_drawn(header.drawn, to.initDrawn());
   });
 }
 
@@ -70,6 +86,7 @@ Result<StepHeader> decode_step_header(std::span<const std::byte> bytes) {
     to->loss_scale = from.getLossScale();
     to->stop = from.getStop();
     check.numbers(from.getWeights(), &to->weights, kMaxReplicas, "list of weights");
+    read_drawn(check, from.getDrawn(), &to->drawn);
   });
 }
 
@@ -172,6 +189,208 @@ Result<ValueDigests> decode_value_digests(std::span<const std::byte> bytes) {
   return decode_payload<ValueDigests, schema::ValueDigests>(
       bytes, [](Check& check, auto from, ValueDigests* to) {
         check.numbers(from.getDigests(), &to->digests, kMaxDigests, "list of digests");
+      });
+}
+
+std::vector<std::byte> encode(const GradientReport& report) {
+  return build_payload<schema::GradientReport>([&](schema::GradientReport::Builder to) {
+    to.setCount(report.count);
+    to.setParameters(report.parameters);
+    auto named = to.initNamed(static_cast<unsigned>(report.named.size()));
+    for (unsigned i = 0; i < named.size(); ++i) {
+      named[i].setParameter(report.named[i].parameter);
+      named[i].setCount(report.named[i].count);
+      named[i].setFirst(report.named[i].first);
+    }
+  });
+}
+
+Result<GradientReport> decode_gradient_report(std::span<const std::byte> bytes) {
+  return decode_payload<GradientReport, schema::GradientReport>(
+      bytes, [](Check& check, auto from, GradientReport* to) {
+        to->count = from.getCount();
+        to->parameters = from.getParameters();
+        const auto named = from.getNamed();
+        if (!check.length(named.size(), kMaxNamedGradients, "list of gradients", "entries")) return;
+        for (const auto gradient : named)
+          to->named.push_back({gradient.getParameter(), gradient.getCount(), gradient.getFirst()});
+      });
+}
+
+std::vector<std::byte> encode(const ViewReport& report) {
+  return build_payload<schema::ViewReport>([&](schema::ViewReport::Builder to) {
+    to.setStarted(report.started);
+    to.setSteps(report.steps);
+    to.setStrategyVersion(report.strategy_version);
+    to.setReplicas(report.replicas);
+    to.setLossScale(report.loss_scale);
+    to.setLossScaleAge(report.loss_scale_age);
+    to.setView(report.outcome.view);
+    to.setSize(report.outcome.size);
+    to.setWeight(report.outcome.weight);
+    to.setGradientNorm(report.outcome.gradient_norm);
+    to.setApplied(report.outcome.applied);
+    to.setAllDone(report.outcome.all_done);
+    to.setStop(report.outcome.stop);
+    to.setSkipped(report.outcome.skipped);
+    to.setNonfinite(report.outcome.nonfinite);
+    to.setNonfiniteRank(report.outcome.nonfinite_rank);
+    to.setNonfiniteParameter(report.outcome.nonfinite_parameter);
+    auto calls = to.initCalls(static_cast<unsigned>(report.calls.size()));
+    for (unsigned i = 0; i < calls.size(); ++i) calls.set(i, report.calls[i]);
+    to.setLearner(report.learner);
+    to.setSignature(report.signature);
+    to.setSignatureLength(report.signature_length);
+    if (!report.samples.empty())
+      to.setSamples(capnp::Data::Reader(report.samples.data(), report.samples.size()));
+    if (!report.held.empty()) to.setHeld(capnp::Data::Reader(report.held.data(), report.held.size()));
+    to.setOnHost(report.on_host);
+    to.setLearningRate(report.learning_rate);
+  });
+}
+
+Result<ViewReport> decode_view_report(std::span<const std::byte> bytes) {
+  return decode_payload<ViewReport, schema::ViewReport>(bytes, [](Check& check, auto from, ViewReport* to) {
+    to->started = from.getStarted();
+    to->steps = from.getSteps();
+    to->strategy_version = from.getStrategyVersion();
+    to->replicas = from.getReplicas();
+    to->loss_scale = from.getLossScale();
+    to->loss_scale_age = from.getLossScaleAge();
+    to->outcome.view = from.getView();
+    to->outcome.size = from.getSize();
+    to->outcome.weight = from.getWeight();
+    to->outcome.gradient_norm = from.getGradientNorm();
+    to->outcome.applied = from.getApplied();
+    to->outcome.all_done = from.getAllDone();
+    to->outcome.stop = from.getStop();
+    to->outcome.skipped = from.getSkipped();
+    to->outcome.nonfinite = from.getNonfinite();
+    to->outcome.nonfinite_rank = from.getNonfiniteRank();
+    to->outcome.nonfinite_parameter = from.getNonfiniteParameter();
+    check.numbers(from.getCalls(), &to->calls, kMaxChannels, "list of calls");
+    to->learner = from.getLearner();
+    to->signature = from.getSignature();
+    to->signature_length = from.getSignatureLength();
+    to->samples.assign(from.getSamples().begin(), from.getSamples().end());
+    to->held.assign(from.getHeld().begin(), from.getHeld().end());
+    to->on_host = from.getOnHost();
+    to->learning_rate = from.getLearningRate();
+  });
+}
+
+std::vector<std::byte> encode(const SampleReport& report) {
+  return build_payload<schema::SampleReport>([&](schema::SampleReport::Builder to) {
+    to.setJoined(report.joined);
+    write_drawn(report.drawn, to.initDrawn());
+    write_drawn(report.committed, to.initCommitted());
+    write_drawn(report.step, to.initStep());
+    auto lost = to.initLost(static_cast<unsigned>(report.lost.size()));
+    for (unsigned i = 0; i < lost.size(); ++i) {
+      lost[i].setWorker(report.lost[i].worker);
+      write_drawn(report.lost[i].committed, lost[i].initCommitted());
+    }
+    auto ledgers = to.initLedgers(static_cast<unsigned>(report.ledgers.size()));
+    for (unsigned i = 0; i < ledgers.size(); ++i) {
+      const SampleLedger& ledger = report.ledgers[i];
+      ledgers[i].setNumber(ledger.number);
+      ledgers[i].setSamples(ledger.samples);
+      ledgers[i].setSeed(ledger.seed);
+      ledgers[i].setShuffle(ledger.shuffle);
+      ledgers[i].setPass(ledger.pass);
+      ledgers[i].setEpoch(ledger.epoch);
+      ledgers[i].setBegin(ledger.begin);
+      ledgers[i].setView(ledger.view);
+      ledgers[i].setDealt(ledger.dealt);
+      ledgers[i].setTail(ledger.tail);
+      ledgers[i].setSlots(ledger.slots);
+      auto parts = ledgers[i].initParts(static_cast<unsigned>(ledger.parts.size()));
+      for (unsigned k = 0; k < parts.size(); ++k) {
+        const SampleLedger::Part& part = ledger.parts[k];
+        parts[k].setWorker(part.worker);
+        parts[k].setSlot(part.slot);
+        parts[k].setTaken(part.taken);
+        parts[k].setBase(part.base);
+        parts[k].setHeld(part.held);
+        auto runs = parts[k].initRuns(static_cast<unsigned>(3 * part.runs.size()));
+        for (unsigned r = 0; r < part.runs.size(); ++r) {
+          runs.set(3 * r, part.runs[r].first);
+          runs.set(3 * r + 1, part.runs[r].stride);
+          runs.set(3 * r + 2, part.runs[r].count);
+        }
+      }
+    }
+  });
+}
+
+Result<SampleReport> decode_sample_report(std::span<const std::byte> bytes) {
+  const auto read_part = [](Check& check, schema::SamplePart::Reader from, SampleLedger::Part* to) {
+    to->worker = from.getWorker();
+    to->slot = from.getSlot();
+    to->taken = from.getTaken();
+    to->base = from.getBase();
+    to->held = from.getHeld();
+    const auto runs = from.getRuns();
+    if (!check.length(runs.size(), kMaxMembers, "list of runs of samples", "numbers")) return;
+    if (runs.size() % 3 != 0) return check.fail("list of runs of samples is cut");
+    for (unsigned r = 0; r < runs.size(); r += 3) to->runs.push_back({runs[r], runs[r + 1], runs[r + 2]});
+  };
+  return decode_payload<SampleReport, schema::SampleReport>(
+      bytes, [&](Check& check, auto from, SampleReport* to) {
+        to->joined = from.getJoined();
+        read_drawn(check, from.getDrawn(), &to->drawn);
+        read_drawn(check, from.getCommitted(), &to->committed);
+        read_drawn(check, from.getStep(), &to->step);
+        const auto lost = from.getLost();
+        if (!check.ok() || !check.length(lost.size(), kMaxMembers, "list of lost workers", "entries")) return;
+        for (const auto worker : lost) {
+          to->lost.push_back({worker.getWorker(), {}});
+          read_drawn(check, worker.getCommitted(), &to->lost.back().committed);
+          if (!check.ok()) return;
+        }
+        const auto ledgers = from.getLedgers();
+        if (!check.length(ledgers.size(), kMaxLedgers, "list of ledgers", "entries")) return;
+        for (const auto ledger : ledgers) {
+          SampleLedger& read = to->ledgers.emplace_back();
+          read.number = ledger.getNumber();
+          read.samples = ledger.getSamples();
+          read.seed = ledger.getSeed();
+          read.shuffle = ledger.getShuffle();
+          read.pass = ledger.getPass();
+          read.epoch = ledger.getEpoch();
+          read.begin = ledger.getBegin();
+          read.view = ledger.getView();
+          read.dealt = ledger.getDealt();
+          read.tail = ledger.getTail();
+          read.slots = ledger.getSlots();
+          const auto parts = ledger.getParts();
+          if (!check.length(parts.size(), kMaxMembers, "list of parts of a ledger", "entries")) return;
+          for (const auto part : parts) {
+            read_part(check, part, &read.parts.emplace_back());
+            if (!check.ok()) return;
+          }
+        }
+      });
+}
+
+std::vector<std::byte> encode(const CheckpointReport& report) {
+  return build_payload<schema::CheckpointReport>([&](schema::CheckpointReport::Builder to) {
+    if (!report.failure.ok()) write_reason(report.failure, to.initFailure());
+    to.setStep(report.step);
+    to.setNbytes(report.nbytes);
+    to.setChecksum(report.checksum);
+    if (!empty(report.drawn)) write_drawn(report.drawn, to.initDrawn());
+  });
+}
+
+Result<CheckpointReport> decode_checkpoint_report(std::span<const std::byte> bytes) {
+  return decode_payload<CheckpointReport, schema::CheckpointReport>(
+      bytes, [](Check& check, auto from, CheckpointReport* to) {
+        check.status(from.getFailure(), &to->failure);
+        to->step = from.getStep();
+        to->nbytes = from.getNbytes();
+        to->checksum = from.getChecksum();
+        read_drawn(check, from.getDrawn(), &to->drawn);
       });
 }
 

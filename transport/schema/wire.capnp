@@ -1,6 +1,7 @@
 @0x9d3a5cb2f1e60847;
 # The messages between the processes of a job. transport/messages.h documents the fields; codec_capnp.h converts between
-# both forms. Fields and union members are only ever appended.
+# both forms. Until the first release fields may be removed and renumbered; after it, fields and union members are only
+# appended.
 
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("dsgd::transport::schema");
@@ -56,6 +57,7 @@ struct MemberInfo {
   machine @3 :Text;
   addresses @4 :List(Text);
   pid @5 :Int64;
+  number @6 :Int32 = -1;
 }
 
 struct JoinRequest {
@@ -63,6 +65,11 @@ struct JoinRequest {
   numWorkers @1 :UInt32;
   hostsHead @2 :Bool;
   lease @3 :Int64;  # nanoseconds
+  minWorkers @4 :UInt32;
+  maxWorkers @5 :UInt32;
+  rejoinTimeout @6 :Int64;  # nanoseconds
+  stragglerTimeout @7 :Int64;  # nanoseconds
+  incarnation @8 :UInt64;
 }
 
 struct JoinReply {
@@ -71,6 +78,10 @@ struct JoinReply {
   headRank @2 :Int32 = -1;
   members @3 :List(MemberInfo);
   jobNonce @4 :Data;
+  learner @5 :Bool;
+  sequence @6 :UInt64;
+  paused @7 :Bool;
+  durable @8 :Bool;
 }
 
 struct Watch {
@@ -83,31 +94,87 @@ struct WatchReply {
   news @2 :Status;
   left @3 :Int32 = -1;
   departureCall @4 :UInt64;
+  members @5 :List(MemberInfo);
+  headRank @6 :Int32 = -1;
+  paused @7 :Bool;
 }
 
 struct Renew {
-  rank @0 :Int32 = -1;
+  number @0 :Int32 = -1;
   view @1 :UInt64;
+}
+
+struct Enter {
+  number @0 :Int32 = -1;
+  view @1 :UInt64;
+}
+
+struct Return {
+  number @0 :Int32 = -1;
+  view @1 :UInt64;
+  incarnation @2 :UInt64;
 }
 
 struct Leave {
   view @0 :UInt64;
-  rank @1 :Int32 = -1;
+  number @1 :Int32 = -1;
   cause @2 :Status;
   departureCall @3 :UInt64;
 }
 
 struct Report {
   view @0 :UInt64;
-  rank @1 :Int32 = -1;
+  number @1 :Int32 = -1;
   cause @2 :Status;
 }
 
 struct ReportCut {
   view @0 :UInt64;
-  rank @1 :Int32 = -1;
+  number @1 :Int32 = -1;
   cause @2 :Status;
-  peer @3 :Int32 = -1;
+  peerNumber @3 :Int32 = -1;
+}
+
+struct Progress {
+  number @0 :Int32 = -1;
+  view @1 :UInt64;
+  presentView @2 :UInt64;
+  steps @3 :UInt64;
+  activity @4 :UInt8;
+  call @5 :UInt64;
+  open @6 :Int64;  # nanoseconds
+  operation @7 :Text;
+  waiting @8 :Text;
+  waitsFor @9 :List(Int32);
+}
+
+struct WorkerStatus {
+  member @0 :MemberInfo;
+  state @1 :UInt8;
+  silence @2 :Int64;  # nanoseconds
+  reported @3 :Bool;
+  age @4 :Int64;  # nanoseconds
+  stepsPerSecond @5 :Float64;
+  progress @6 :Progress;
+}
+
+struct StatusReply {
+  state @0 :UInt8;
+  view @1 :UInt64;
+  numWorkers @2 :UInt32;
+  minWorkers @3 :UInt32;
+  headRank @4 :Int32 = -1;
+  cause @5 :Status;
+  missing @6 :List(Int32);
+  refused @7 :Text;
+  workers @8 :List(WorkerStatus);
+  maxWorkers @9 :UInt32;
+  wantedWorkers @10 :UInt32;
+  scaleRequests @11 :UInt32;
+}
+
+struct ScaleRequest {
+  workers @0 :UInt32;
 }
 
 struct Goodbye {
@@ -138,6 +205,40 @@ struct HasBegun {
   operation @2 :UInt64;
 }
 
+struct HasCompleted {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  steps @2 :UInt64;
+}
+
+struct FetchState {
+  view @0 :UInt64;
+  rank @1 :Int32 = -1;
+  begin @2 :UInt64;
+  end @3 :UInt64;
+  next @4 :UInt64;
+  signature @5 :UInt64;
+  last @6 :Bool;
+}
+
+struct StateParts {
+  struct Part {
+    kind @0 :UInt8;
+    parameter @1 :UInt32;
+    begin @2 :UInt64;
+    count @3 :UInt64;
+    updates @4 :UInt64;
+    learningRate @5 :Float64;
+    rate @6 :Float64;
+    decay @7 :Float64;
+    divisor @8 :Float64;
+    data @9 :Data;
+  }
+  parts @0 :List(Part);
+  whole @1 :Bool;
+  digest @2 :UInt64;
+}
+
 struct PutObject {
   view @0 :UInt64;
   rank @1 :Int32 = -1;
@@ -147,6 +248,7 @@ struct PutObject {
   data @5 :Data;
   dtype @6 :Int32 = -1;
   shape @7 :List(Int64);
+  again @8 :Bool;
 }
 
 struct DeleteObject {
@@ -182,6 +284,15 @@ struct Message {
     reportCut @13 :ReportCut;
     deleteObject @14 :DeleteObject;
     fetchObject @15 :FetchObject;
+    enter @16 :Enter;
+    hasCompleted @17 :HasCompleted;
+    progress @18 :Progress;
+    statusRequest @19 :Void;
+    statusReply @20 :StatusReply;
+    return @21 :Return;
+    scaleRequest @22 :ScaleRequest;
+    fetchState @23 :FetchState;
+    stateParts @24 :StateParts;
   }
 }
 
@@ -192,24 +303,63 @@ struct Reply {  # the answer to a call: a message, or why there is none
   }
 }
 
+struct HeadRecord {  # kept on disk by the head
+  struct Worker {
+    info @0 :MemberInfo;
+    joined @1 :UInt64;
+    incarnation @2 :UInt64;
+    learner @3 :Bool;
+    left @4 :Bool;
+    lost @5 :Bool;
+    eviction @6 :Status;
+  }
+  job @0 :Text;
+  address @1 :Text;
+  lease @2 :Int64;  # nanoseconds
+  numWorkers @3 :UInt32;
+  minWorkers @4 :UInt32;
+  maxWorkers @5 :UInt32;
+  jobNonce @6 :Data;
+  view @7 :UInt64;
+  workers @8 :List(Worker);
+  confirmed @9 :UInt64;
+  news @10 :List(WatchReply);
+  rejoinTimeout @11 :Int64;  # nanoseconds
+  stragglerTimeout @12 :Int64;  # nanoseconds
+  joined @13 :UInt32;
+  tokenDigest @14 :Data;
+}
+
 struct BulkHeader {
   view @0 :UInt64;
   operation @1 :UInt64;
-  group @2 :UInt32;
-  source @3 :Int32 = -1;
-  kind @4 :UInt8;
-  dtype @5 :UInt8;
-  reduction @6 :UInt8;
-  algorithm @7 :UInt8;
-  root @8 :Int32 = -1;
-  count @9 :UInt64;
-  tag @10 :UInt64;
-  phase @11 :UInt16;
-  offset @12 :UInt64;
+  source @2 :Int32 = -1;
+  kind @3 :UInt8;
+  dtype @4 :UInt8;
+  reduction @5 :UInt8;
+  algorithm @6 :UInt8;
+  root @7 :Int32 = -1;
+  count @8 :UInt64;
+  tag @9 :UInt64;
+  phase @10 :UInt16;
+  offset @11 :UInt64;
 }
 
 # Payloads: the bytes of a chunk where an operation exchanges more than elements of a dtype. payloads.h documents the
 # fields.
+
+struct DrawnShard {
+  number @0 :UInt64;
+  pass @1 :UInt64;
+  epoch @2 :UInt64;
+  begin @3 :UInt64;
+  count @4 :UInt64;
+}
+
+struct DrawnSamples {
+  made @0 :UInt64;
+  shards @1 :List(DrawnShard);
+}
 
 struct StepHeader {
   step @0 :UInt64;
@@ -221,6 +371,7 @@ struct StepHeader {
   lossScale @6 :Float64;
   stop @7 :Bool;
   weights @8 :List(Float64);
+  drawn @9 :DrawnSamples;  # null: no data shard
 }
 
 struct StartHeader {
@@ -255,6 +406,92 @@ struct ValueDigests {
   digests @0 :List(UInt64);
 }
 
+struct NonFiniteGradient {
+  parameter @0 :UInt32;
+  count @1 :UInt64;
+  first @2 :UInt64;
+}
+
+struct GradientReport {
+  count @0 :UInt64;
+  parameters @1 :UInt32;
+  named @2 :List(NonFiniteGradient);
+}
+
+struct ViewReport {
+  steps @0 :UInt64;
+  replicas @1 :UInt32;
+  lossScale @2 :Float64;
+  lossScaleAge @3 :UInt32;
+  weight @4 :Float64;
+  gradientNorm @5 :Float64;
+  applied @6 :Bool;
+  allDone @7 :Bool;
+  stop @8 :Bool;
+  skipped @9 :Bool;
+  nonfinite @10 :Int64;
+  nonfiniteRank @11 :Int32 = -1;
+  nonfiniteParameter @12 :UInt32;
+  calls @13 :List(UInt64);
+  started @14 :Bool;
+  strategyVersion @15 :UInt64;
+  view @16 :Int64;  # of the last step
+  size @17 :Int32;
+  learner @18 :Bool;
+  signature @19 :UInt64;
+  signatureLength @20 :UInt64;
+  samples @21 :Data;  # a SampleReport
+  held @22 :Data;  # a bit for each key range
+  onHost @23 :Bool;
+  learningRate @24 :Float64;
+}
+
+struct SamplePart {
+  worker @0 :UInt64;
+  slot @1 :UInt32;
+  taken @2 :UInt64;
+  base @3 :UInt64;
+  held @4 :UInt64;
+  runs @5 :List(UInt64);  # first, stride and count of each
+}
+
+struct SampleLedger {
+  number @0 :UInt64;
+  samples @1 :UInt64;
+  seed @2 :UInt64;
+  shuffle @3 :Bool;
+  pass @4 :UInt64;
+  epoch @5 :UInt64;
+  begin @6 :UInt64;
+  view @7 :UInt64;
+  dealt @8 :Bool;
+  tail @9 :UInt64;
+  slots @10 :UInt32;
+  parts @11 :List(SamplePart);
+}
+
+struct LostWorkerSamples {
+  worker @0 :UInt64;
+  committed @1 :DrawnSamples;
+}
+
+struct SampleReport {
+  joined @0 :Bool;
+  drawn @1 :DrawnSamples;
+  committed @2 :DrawnSamples;
+  step @3 :DrawnSamples;
+  lost @4 :List(LostWorkerSamples);
+  ledgers @5 :List(SampleLedger);
+}
+
+struct CheckpointReport {
+  failure @0 :Status;
+  step @1 :UInt64;
+  nbytes @2 :UInt64;
+  checksum @3 :UInt64;
+  drawn @4 :DrawnSamples;
+}
+
 interface Wire {
   # The one object that the accepting side of a connection serves. Results carry a Status of their own, because an RPC
   # exception has no room for the rank, host, operation and parameter of an error.
@@ -263,5 +500,5 @@ interface Wire {
 
   push @1 (header :BulkHeader, data :Data) -> (status :Status);
   # `data` is the last pointer of the params, so that a sender can attach an external segment which holds it and nothing
-  # else, and a receiver can read that segment straight to its place. Answered when the receiver has finished the chunk.
+  # else, and a receiver can read that segment straight to its destination. Answered when the receiver has finished the chunk.
 }

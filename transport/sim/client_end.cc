@@ -21,12 +21,12 @@ void ClientEnd::start() {
   options_.hello.checksum = network_->wants_checksums(*connection_);
   options_.hello.nonce = make_nonce(*network_->loop);
   hello_bytes_ = encode(options_.hello);
-  connection_->to_server.write({.kind = FrameKind::kHello, .head = hello_bytes_});
+  connection_->to_server.write({.kind = FrameKind::kHello, .header = hello_bytes_});
 }
 
 bool ClientEnd::receive(Packet& packet) {
   if (abandoned_ || !connection_) return true;
-  network_->counters.bytes_received += packet.head.size();
+  network_->counters.bytes_received += packet.header.size();
   if (packet.corrupted) {
     closing_ = true;  // what is queued goes out, and with it why
     connection_->to_server.release_spans();
@@ -37,16 +37,16 @@ bool ClientEnd::receive(Packet& packet) {
   }
   switch (packet.kind) {
     case FrameKind::kChallenge:
-      challenged(packet.head);
+      challenged(packet.header);
       return true;
     case FrameKind::kHelloReply: {
-      auto reply = decode_hello_reply(packet.head);
+      auto reply = decode_hello_reply(packet.header);
       verdict(reply.ok() ? reply.value() : HelloReply{reply.status(), {}});
       return true;
     }
     case FrameKind::kReply: {
       Result<Message> reply = Status();
-      Status form = decode_reply(packet.head, &reply);
+      Status form = decode_reply(packet.header, &reply);
       if (!form.ok()) {
         break_off(form, true);
         return true;
@@ -61,7 +61,7 @@ bool ClientEnd::receive(Packet& packet) {
     }
     case FrameKind::kBulkReply: {
       Status status;
-      Status form = decode_status(packet.head, &status);
+      Status form = decode_status(packet.header, &status);
       if (form.ok()) {
         answered(packet.id, status);
       } else {
@@ -95,7 +95,7 @@ void ClientEnd::challenged(std::span<const uint8_t> bytes) {
   if (!challenge.ok()) return fail_dial(challenge.status());
   if (!challenge.value().refused.ok()) return fail_dial(challenge.value().refused);
   challenge_ = challenge.value().nonce;
-  connection_->to_server.write({.kind = FrameKind::kProof, .head = encode(prove_as(Side::kDialling))});
+  connection_->to_server.write({.kind = FrameKind::kProof, .header = encode(prove_as(Side::kDialling))});
 }
 
 Proof ClientEnd::prove_as(Side side) const {
@@ -119,7 +119,7 @@ void ClientEnd::fail_dial(const Status& why) {
 void ClientEnd::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::call");
   if (!connection_ || closing_) {
-    return later("call", [this, done = std::move(done)] { done(gone()); });
+    return later([this, done = std::move(done)] { done(gone()); });
   }
   const uint64_t id = next_id_++;
   Call& call = calls_[id];
@@ -137,14 +137,14 @@ void ClientEnd::call(Message request, Time deadline, std::function<void(Result<M
   }
   auto bytes = encode(request);
   network_->counters.bytes_sent += bytes.size();
-  connection_->to_server.write({.kind = FrameKind::kCall, .id = id, .head = std::move(bytes)});
+  connection_->to_server.write({.kind = FrameKind::kCall, .id = id, .header = std::move(bytes)});
 }
 
 void ClientEnd::send(const BulkHeader& header, std::span<const std::byte> data,
                      std::function<void(const Status&)> done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send");
   if (!connection_ || closing_) {
-    return later("send", [this, done = std::move(done)] { done(gone()); });
+    return later([this, done = std::move(done)] { done(gone()); });
   }
   bulk_.push(header.operation, {next_id_++, header, data, {}, std::move(done)});
   pump();
@@ -154,14 +154,14 @@ void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> 
                            std::function<void(const Status&)> done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send_small");
   if (!connection_ || closing_) {
-    return later("send_small", [this, done = std::move(done)] {
+    return later([this, done = std::move(done)] {
       if (done) done(gone());
     });
   }
   if (data.size() > kSmallBytes) {
     const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) +
                                                  " bytes, more than " + std::to_string(kSmallBytes));
-    return later("send_small", [done = std::move(done), why] {
+    return later([done = std::move(done), why] {
       if (done) done(why);
     });
   }
@@ -181,7 +181,7 @@ void ClientEnd::pump_small() {
   while (connection_) {
     std::optional<Chunk> chunk = small_.take();
     if (!chunk) return;
-    if (chunk->done) later("small chunk sent", [done = std::move(chunk->done)] { done(Status()); });
+    if (chunk->done) later([done = std::move(chunk->done)] { done(Status()); });
     chunk->done = nullptr;
     write_chunk(std::move(*chunk), true);
   }
@@ -193,8 +193,8 @@ void ClientEnd::write_chunk(Chunk chunk, bool small) {
   Frame frame{.kind = small ? FrameKind::kSmall : FrameKind::kBulk,
               .id = chunk.id,
               .operation = chunk.header.operation,
-              .head = encode(chunk.header)};
-  network_->counters.bytes_sent += frame.head.size() + nbytes;
+              .header = encode(chunk.header)};
+  network_->counters.bytes_sent += frame.header.size() + nbytes;
   if (small) {
     frame.owned = std::move(chunk.owned);
     frame.payload = frame.owned;
@@ -248,7 +248,7 @@ void ClientEnd::close(bool flush) {
   connection_->to_server.finish(false);
   // From the loop, not from within this call; until then a span may be said to be in use, but nothing reads
   // it.
-  later("closed", [this] { break_off(why_gone_, false); });
+  later([this] { break_off(why_gone_, false); });
 }
 
 void ClientEnd::finish_if_flushed() {
@@ -334,7 +334,7 @@ void ClientEnd::abandon() {
   small_.take_all();
 }
 
-void ClientEnd::later(const char*, Task task) {
+void ClientEnd::later(Task task) {
   if (network_->loop == nullptr) return;
   network_->loop->post([self = shared_from_this(), task = std::move(task)] {
     if (!self->abandoned_) task();

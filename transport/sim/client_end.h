@@ -20,7 +20,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   bool receive(Packet& packet) override;
   void drained() override;
 
-  const std::string& address() const { return address_; }
+  const std::string& peer() const { return address_; }
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
   void send(const BulkHeader& header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
@@ -62,7 +62,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   void break_off(const Status& why, bool tell);
   void fail_all(const Status& why);
   void finish_if_flushed();
-  void later(const char* what, Task task);  // from the loop, if the connection is then not abandoned
+  void later(Task task);  // from the loop, if the connection is then not abandoned
   Status gone() const;
 
   std::shared_ptr<NetworkState> network_;
@@ -80,27 +80,10 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   Status why_gone_;
 };
 
-class SimClientChannel final : public ClientChannel {
+class SimClientChannel final : public ChannelOf<ClientEnd> {
  public:
-  explicit SimClientChannel(std::shared_ptr<ClientEnd> end) : end_(std::move(end)) {}
+  using ChannelOf::ChannelOf;
   ~SimClientChannel() override { end_->abandon(); }
-  std::string address() const override { return end_->address(); }
-  void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
-    end_->call(std::move(request), deadline, std::move(done));
-  }
-  void send(const BulkHeader& header, std::span<const std::byte> data,
-            std::function<void(const Status&)> done) override {
-    end_->send(header, data, std::move(done));
-  }
-  void send_small(const BulkHeader& header, std::span<const std::byte> data,
-                  std::function<void(const Status&)> done) override {
-    end_->send_small(header, data, std::move(done));
-  }
-  void revoke(uint64_t operation) override { end_->revoke(operation); }
-  void close(bool flush) override { end_->close(flush); }
-
- private:
-  std::shared_ptr<ClientEnd> end_;
 };
 
 }  // namespace dsgd::transport

@@ -8,7 +8,7 @@
 namespace dsgd::transport {
 namespace {
 
-size_t size_of(const Packet& packet) { return 64 + packet.head.size() + packet.body.size(); }
+size_t size_of(const Packet& packet) { return 64 + packet.header.size() + packet.body.size(); }
 
 }  // namespace
 
@@ -82,14 +82,15 @@ void Pipe::cut(bool reset) {
 }
 
 void Pipe::push(Packet packet) {
-  if (packet.carries_message() && packet.head.size() + packet.body.size() > 0 &&
+  if (packet.carries_message() && packet.header.size() + packet.body.size() > 0 &&
       kernel_.take_flip(*from_, *to_)) {
-    const size_t bit = kernel_.random().below(8 * (packet.head.size() + packet.body.size())), byte = bit / 8;
+    const size_t bit = kernel_.random().below(8 * (packet.header.size() + packet.body.size())),
+                 byte = bit / 8;
     const uint8_t mask = static_cast<uint8_t>(1u << (bit % 8));
-    if (byte < packet.head.size()) {
-      packet.head[byte] ^= mask;
+    if (byte < packet.header.size()) {
+      packet.header[byte] ^= mask;
     } else {
-      packet.body[byte - packet.head.size()] ^= std::byte{mask};
+      packet.body[byte - packet.header.size()] ^= std::byte{mask};
     }
   }
   unread_ += size_of(packet);
@@ -116,8 +117,8 @@ void Pipe::write_piece() {
   if (queue_.empty()) return;
   Frame& frame = queue_.front();
   Packet packet{.kind = frame.kind, .id = frame.id, .offset = frame.written, .total = frame.payload.size()};
-  if (!frame.begun) packet.head = std::move(frame.head);
-  packet.head_checksum = crc32c(0, packet.head.data(), packet.head.size());
+  if (!frame.begun) packet.header = std::move(frame.header);
+  packet.header_checksum = crc32c(0, packet.header.data(), packet.header.size());
   frame.begun = true;
   size_t n = frame.payload.size() - frame.written;
   if (n > 64) {
@@ -167,13 +168,13 @@ void Pipe::note_blocked() {
   if (blocked_since_ == kNever) blocked_since_ = kernel_.now();
 }
 
-// As a frame of the real network: the head is checked before it is used, the payload when it is complete.
+// As a frame of the real network: the header is checked before it is used, the payload when it is complete.
 void Pipe::check(Packet& packet) {
   if (!packet.carries_message() || std::exchange(packet.checked, true)) return;
   if (packet.offset == 0) checksum_ = 0;
   checksum_ = crc32c(checksum_, packet.body.data(), packet.body.size());
   if (!connection_.checksums) return;
-  packet.corrupted = packet.head_checksum != crc32c(0, packet.head.data(), packet.head.size()) ||
+  packet.corrupted = packet.header_checksum != crc32c(0, packet.header.data(), packet.header.size()) ||
                      (packet.is_last() && packet.checksum != checksum_);
 }
 
@@ -195,7 +196,7 @@ void Pipe::read() {
   }
   kernel_.trace(static_cast<uint64_t>(packet.kind) << 56 | packet.id);
   kernel_.trace(packet.offset);
-  kernel_.trace_bytes(packet.head.data(), packet.head.size());
+  kernel_.trace_bytes(packet.header.data(), packet.header.size());
   kernel_.trace_bytes(packet.body.data(), packet.body.size());
   unread_ -= size;
   schedule_write();

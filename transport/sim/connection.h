@@ -16,15 +16,15 @@
 namespace dsgd::transport {
 
 enum class FrameKind : uint8_t {
-  kHello,       // head: Hello
-  kChallenge,   // head: Challenge
-  kProof,       // head: Proof
-  kHelloReply,  // head: HelloReply
-  kCall,        // head: Message
-  kReply,       // head: Reply
-  kBulk,        // head: BulkHeader; payload, read from the sender's span
+  kHello,       // header: Hello
+  kChallenge,   // header: Challenge
+  kProof,       // header: Proof
+  kHelloReply,  // header: HelloReply
+  kCall,        // header: Message
+  kReply,       // header: Reply
+  kBulk,        // header: BulkHeader; payload, read from the sender's span
   kSmall,       // the same; payload copied, received into pooled memory
-  kBulkReply,   // head: Status
+  kBulkReply,   // header: Status
   kEnd,         // closed in good order
   kReset,       // closed otherwise
   kCorrupted,   // the other side has received a frame that failed its check, and closes
@@ -34,7 +34,7 @@ struct Frame {
   FrameKind kind{};
   uint64_t id = 0;         // of the call or chunk
   uint64_t operation = 0;  // of a chunk
-  std::vector<uint8_t> head{};
+  std::vector<uint8_t> header{};
   std::span<const std::byte> payload{};  // points into `owned` or into the sender's memory
   std::vector<std::byte> owned{};
   size_t written = 0;     // of payload
@@ -42,16 +42,16 @@ struct Frame {
   bool begun = false;
 };
 
-// A piece of a frame, as it travels. The head comes with the first piece.
+// A piece of a frame, as it travels. The header comes with the first piece.
 struct Packet {
   FrameKind kind{};
   uint64_t id = 0;
-  std::vector<uint8_t> head{};
+  std::vector<uint8_t> header{};
   std::vector<std::byte> body{};
   size_t offset = 0, total = 0;  // of body in the payload
   Time arrival{};
-  // As written: of the head; of the payload up to the end of this piece.
-  uint32_t head_checksum = 0, checksum = 0;
+  // As written: of the header; of the payload up to the end of this piece.
+  uint32_t header_checksum = 0, checksum = 0;
   bool checked = false, corrupted = false;
 
   bool is_last() const { return offset + body.size() == total; }

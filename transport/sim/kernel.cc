@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "transport/sim/connection.h"
-#include "transport/sim/fiber.h"
+#include "transport/sim/program_thread.h"
 
 namespace dsgd::transport {
 
@@ -14,10 +14,10 @@ Kernel::Kernel(uint64_t seed, SimOptions options)
     : options_(options), random_(seed), test_random_(seed ^ 0x6a09e667f3bcc909u) {}
 
 Kernel::~Kernel() {
-  for (const auto& fiber : fibers_) {
-    if (!fiber->finished()) {
+  for (const auto& program : programs_) {
+    if (!program->finished()) {
       std::fprintf(stderr, "simulation: the world ends while a program of process %u still runs\n",
-                   fiber->process()->id);
+                   program->process()->id);
       std::abort();
     }
   }
@@ -81,7 +81,7 @@ bool Kernel::step(Time limit) {
   times_.erase(id);
   now_ = when;
   Process* process = event.process;
-  if (process != nullptr && (process->paused || (process->dead && !process->buried))) {
+  if (process != nullptr && (process->paused || (process->dead && !process->finishing))) {
     process->held.emplace_back(id, std::move(event));
     return true;
   }
@@ -147,7 +147,7 @@ std::string Kernel::resolve(const std::string& from, const std::string& name) co
 uint16_t Kernel::free_port() { return next_port_++; }
 
 bool Kernel::blocked(const Process& from, const Process& to) const {
-  return !to.buried && blocked_.contains({from.id, to.id});
+  return !to.finishing && blocked_.contains({from.id, to.id});
 }
 
 void Kernel::set_blocked(ProcessId from, ProcessId to, bool blocked) {
@@ -183,11 +183,11 @@ std::vector<std::shared_ptr<Connection>> Kernel::connections() const {
   return all;
 }
 
-void Kernel::pause(Process& process) { process.paused = true; }
+void Kernel::pause(Process& process) { process.paused = !process.dead; }
 
 void Kernel::resume(Process& process) {
   process.paused = false;
-  if (!process.dead || process.buried) release_held(process);
+  if (!process.dead || process.finishing) release_held(process);
 }
 
 void Kernel::release_held(Process& process) {
@@ -209,9 +209,9 @@ void Kernel::kill(Process& process, Death death) {
   }
 }
 
-void Kernel::bury(Process& process) {
-  if (!process.dead || process.buried) return;
-  process.buried = true;
+void Kernel::finish_killed(Process& process) {
+  if (!process.dead || process.finishing) return;
+  process.finishing = true;
   for (const auto& connection : connections()) {
     if (connection->to_server.to() == &process) connection->to_server.cut(true);
     if (connection->to_client.to() == &process) connection->to_client.cut(true);
@@ -220,15 +220,15 @@ void Kernel::bury(Process& process) {
 }
 
 void Kernel::start_program(Process& process, std::function<void()> program) {
-  fibers_.push_back(std::make_unique<Fiber>(&process, std::move(program)));
-  Fiber* fiber = fibers_.back().get();
+  programs_.push_back(std::make_unique<ProgramThread>(&process, std::move(program)));
+  ProgramThread* thread = programs_.back().get();
   at(now_ + random_.between(Duration(0), std::chrono::microseconds(100)), &process, nullptr, "program",
-     [fiber] { fiber->run(); });
+     [thread] { thread->run(); });
 }
 
 size_t Kernel::running_programs() const {
   size_t running = 0;
-  for (const auto& fiber : fibers_) running += fiber->finished() ? 0 : 1;
+  for (const auto& program : programs_) running += program->finished() ? 0 : 1;
   return running;
 }
 
@@ -238,17 +238,17 @@ bool Kernel::wait(Process& process, const std::atomic<bool>& done, Time deadline
     std::fprintf(stderr, "simulation: Loop::wait is called on a loop\n");
     std::abort();
   }
-  for (const auto& fiber : fibers_) {
-    if (!fiber->is_current()) continue;
+  for (const auto& program : programs_) {
+    if (!program->is_current()) continue;
     if (deadline <= now_) return false;
-    fiber->awaited = &done;
-    auto wake = [self = fiber.get()] {
+    program->awaited = &done;
+    auto wake = [self = program.get()] {
       self->awaited = nullptr;
       self->deadline_event = 0;
       self->run();
     };
-    if (deadline != kNever) fiber->deadline_event = at(deadline, &process, nullptr, "wait ends", wake);
-    fiber->yield();
+    if (deadline != kNever) program->deadline_event = at(deadline, &process, nullptr, "wait ends", wake);
+    program->yield();
     return done;
   }
   while (!done && now_ < deadline && (step(deadline) || now_ < deadline)) {
@@ -258,12 +258,12 @@ bool Kernel::wait(Process& process, const std::atomic<bool>& done, Time deadline
 }
 
 void Kernel::wake_programs(const Process* process) {
-  for (const auto& fiber : fibers_) {
-    if (fiber->process() != process || fiber->awaited == nullptr || !*fiber->awaited) continue;
-    fiber->awaited = nullptr;
-    if (fiber->deadline_event != 0) cancel(std::exchange(fiber->deadline_event, 0));
-    at(now_ + random_.between(Duration(0), std::chrono::microseconds(5)), fiber->process(), nullptr, "wake",
-       [self = fiber.get()] { self->run(); });
+  for (const auto& program : programs_) {
+    if (program->process() != process || program->awaited == nullptr || !*program->awaited) continue;
+    program->awaited = nullptr;
+    if (program->deadline_event != 0) cancel(std::exchange(program->deadline_event, 0));
+    at(now_ + random_.between(Duration(0), std::chrono::microseconds(5)), program->process(), nullptr, "wake",
+       [self = program.get()] { self->run(); });
   }
 }
 

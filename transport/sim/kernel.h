@@ -16,7 +16,7 @@
 namespace dsgd::transport {
 
 class Connection;
-class Fiber;
+class ProgramThread;
 struct ListenerState;
 struct Process;
 
@@ -39,8 +39,8 @@ struct Process {
   std::string host;
   Random random{0};
   bool paused = false;
-  bool dead = false;                             // killed; what it has left is held until it is buried
-  bool buried = false;                           // runs again, cut off
+  bool dead = false;                             // killed; its events are held until finish_killed()
+  bool finishing = false;                        // its programs return, cut off from the others
   std::vector<std::pair<uint64_t, Event>> held;  // events that came due while it was paused, in order
 };
 
@@ -98,7 +98,7 @@ class Kernel {
   void pause(Process& process);
   void resume(Process& process);
   void kill(Process& process, Death death);
-  void bury(Process& process);
+  void finish_killed(Process& process);
 
   // ---- programs
   void start_program(Process& process, std::function<void()> program);
@@ -128,7 +128,7 @@ class Kernel {
   std::set<std::pair<ProcessId, ProcessId>> blocked_, flips_;
   std::map<std::pair<ProcessId, ProcessId>, LinkDelay> delays_;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;  // by age
-  std::list<std::unique_ptr<Fiber>> fibers_;
+  std::list<std::unique_ptr<ProgramThread>> programs_;
 };
 
 }  // namespace dsgd::transport

@@ -101,9 +101,9 @@ bool ServerEnd::receive_handshake(Packet& packet) {
     listener_ = nullptr;
     over({Code::kIo, "the connection ended before its hello"}, true);
   } else if (challenged_) {
-    take_proof(packet.head);
+    take_proof(packet.header);
   } else {
-    take_hello(packet.head);
+    take_hello(packet.header);
   }
   return true;
 }
@@ -165,8 +165,8 @@ void ServerEnd::take_proof(const std::vector<uint8_t>& bytes) {
 }
 
 void ServerEnd::receive_call(Packet& packet) {
-  network_->counters.bytes_received += packet.head.size();
-  auto message = decode_message(packet.head);
+  network_->counters.bytes_received += packet.header.size();
+  auto message = decode_message(packet.header);
   if (!message.ok()) return over(message.status(), true);
   auto given = std::make_shared<Answer>(weak_from_this(), packet.id);
   handler_->on_call(*this, std::move(message).value(),
@@ -193,7 +193,7 @@ bool ServerEnd::receive_chunk(Packet& packet) {
     counters.pooled_bytes += chunk.nbytes;
     counters.pooled_peak = std::max(counters.pooled_peak, counters.pooled_bytes);
   }
-  network_->counters.bytes_received += packet.head.size() + packet.body.size();
+  network_->counters.bytes_received += packet.header.size() + packet.body.size();
   if (chunk.pooled) {
     chunk.pooled->insert(chunk.pooled->end(), packet.body.begin(), packet.body.end());
   } else if (chunk.lands()) {
@@ -206,9 +206,9 @@ bool ServerEnd::receive_chunk(Packet& packet) {
 }
 
 bool ServerEnd::begin_chunk(const Packet& packet) {
-  auto header = decode_bulk_header(packet.head);
+  auto header = decode_bulk_header(packet.header);
   if (!header.ok() || packet.offset != 0) {
-    over(header.ok() ? Status(Code::kIo, "a chunk without its head") : header.status(), true);
+    over(header.ok() ? Status(Code::kIo, "a chunk without its header") : header.status(), true);
     return false;
   }
   incoming_ = std::make_shared<Incoming>();
@@ -235,7 +235,7 @@ void ServerEnd::land(std::span<const std::byte> piece) {
       const size_t rest = chunk.nbytes - offset;
       const size_t region =
           random.chance(0.5) ? rest : std::min(rest, 64 * (1 + random.below(rest / 64 + 1)));
-      chunk.place = chunk.sink->place(offset, region);
+      chunk.place = chunk.sink->destination(offset, region);
       chunk.place_begin = offset;
       chunk.place_end = offset + region;
       if (closed_ || !chunk.lands()) return;
@@ -322,10 +322,10 @@ void ServerEnd::abandon() {
   if (!connection->client) network_->kernel.remove(connection.get());
 }
 
-void ServerEnd::answer(FrameKind kind, uint64_t id, std::vector<uint8_t> head) {
+void ServerEnd::answer(FrameKind kind, uint64_t id, std::vector<uint8_t> header) {
   if (!connection_ || network_->loop == nullptr) return;
-  network_->counters.bytes_sent += head.size();
-  connection_->to_client.write({.kind = kind, .id = id, .head = std::move(head)});
+  network_->counters.bytes_sent += header.size();
+  connection_->to_client.write({.kind = kind, .id = id, .header = std::move(header)});
 }
 
 void ServerEnd::receipt_gone(size_t pooled) { pooled_ -= pooled; }

@@ -20,7 +20,7 @@ class ServerEnd final : public End, public ServerChannel, public std::enable_sha
   void close() override;
   void abandon();  // the network is destroyed: no callback any more
 
-  void answer(FrameKind kind, uint64_t id, std::vector<uint8_t> head);
+  void answer(FrameKind kind, uint64_t id, std::vector<uint8_t> header);
   void receipt_gone(size_t pooled);
   bool waits_for_pool() const { return waits_for_pool_; }
 

@@ -82,10 +82,10 @@ struct Dial : std::enable_shared_from_this<Dial> {
     }
   }
 
-  void finish(const Status& why) {
+  void finish(Result<std::unique_ptr<ClientChannel>> result) {
     if (std::exchange(over, true)) return;
     if (timer != 0) network->loop->cancel(timer);
-    done(why);
+    done(std::move(result));
   }
 
   // Tells the dialling loop, after the time an answer takes.
@@ -108,7 +108,7 @@ struct Dial : std::enable_shared_from_this<Dial> {
     const bool unix_socket = address.host.empty();
     const std::string host = unix_socket ? process.host : kernel.resolve(process.host, address.host);
     const Duration away = kernel.delay(process, process);
-    if (host.empty() || process.buried) {
+    if (host.empty() || process.finishing) {
       return refuse({Code::kUnreachable, "cannot resolve host '" + address.host + "' of " + text}, away);
     }
     std::shared_ptr<ListenerState> listener = find(host);
@@ -124,13 +124,9 @@ struct Dial : std::enable_shared_from_this<Dial> {
     }
     auto connection = std::make_shared<Connection>(kernel, kernel.next_connection(), &process, &other);
     kernel.add(connection);
-    auto client = std::make_shared<ClientEnd>(network, connection, text, std::move(options),
-                                              [self = shared_from_this()](auto result) {
-                                                self->over = true;
-                                                if (self->timer != 0)
-                                                  self->network->loop->cancel(self->timer);
-                                                self->done(std::move(result));
-                                              });
+    auto client = std::make_shared<ClientEnd>(
+        network, connection, text, std::move(options),
+        [self = shared_from_this()](auto result) { self->finish(std::move(result)); });
     auto server = std::make_shared<ServerEnd>(
         listener, connection,
         kernel.host_address(process.host) + ":" + std::to_string(30000 + connection->id % 10000));
@@ -279,8 +275,9 @@ Result<std::unique_ptr<Listener>> SimNetwork::listen(const std::string& address,
   return std::unique_ptr<Listener>(std::make_unique<SimListener>(std::move(state)));
 }
 
-Result<std::string> SimNetwork::local_address_for(const std::string& address, const std::string& interface,
-                                                  std::string* why) {
+Result<std::string> SimNetwork::local_address_for(const std::vector<std::string>& addresses,
+                                                  const std::string& interface, std::string* why) {
+  const std::string& address = addresses.front();
   auto parsed = parse(address);
   if (!parsed) return bad_address(address);
   const std::string own = kernel_.host_address(process_.host);

@@ -75,8 +75,8 @@ class SimNetwork final : public Network {
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
   Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
                                            const ListenOptions& options) override;
-  Result<std::string> local_address_for(const std::string& address, const std::string& interface,
-                                        std::string* why) override;
+  Result<std::string> local_address_for(const std::vector<std::string>& addresses,
+                                        const std::string& interface, std::string* why) override;
   Counters counters() const override { return state_->counters; }
 
   const std::shared_ptr<NetworkState>& state() const { return state_; }

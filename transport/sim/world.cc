@@ -79,6 +79,6 @@ void SimWorld::pause(ProcessId process) { kernel_->pause(kernel_->process(proces
 void SimWorld::resume(ProcessId process) { kernel_->resume(kernel_->process(process)); }
 void SimWorld::kill(ProcessId process, Death death) { kernel_->kill(kernel_->process(process), death); }
 bool SimWorld::alive(ProcessId process) const { return !kernel_->process(process).dead; }
-void SimWorld::bury(ProcessId process) { kernel_->bury(kernel_->process(process)); }
+void SimWorld::finish_killed(ProcessId process) { kernel_->finish_killed(kernel_->process(process)); }
 
 }  // namespace dsgd::transport

@@ -72,7 +72,7 @@ class SimWorld {
   // Returns whether the predicate holds.
   bool run_until(const std::function<bool()>& predicate, Time deadline);
   void run_for(Duration duration);
-  void at(Time when, std::function<void()> action);  // something the test does, in no process
+  void at(Time when, std::function<void()> action);  // an action of the test, on no process
   uint64_t random();                                 // for choices of the test
   // Digest of all that happened: events, their times, the bytes that travelled. Equal seeds give equal
   // hashes.
@@ -97,9 +97,9 @@ class SimWorld {
   // None of its tasks runs again, its ports are free. Harmless when it is dead.
   void kill(ProcessId process, Death death);
   bool alive(ProcessId process) const;
-  // For the end of a test: lets what is left of a killed process run on, cut off from everybody, so that its
-  // programs see their connections broken and return, and its memory is released.
-  void bury(ProcessId process);
+  // For the end of a test: runs the events of a killed process again, with all its connections broken, so
+  // that its programs return and its memory is released.
+  void finish_killed(ProcessId process);
 
   Kernel& kernel() { return *kernel_; }
 

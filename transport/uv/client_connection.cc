@@ -19,12 +19,13 @@ constexpr size_t kSpansInQueue = 2;
 }  // namespace
 
 Result<std::shared_ptr<ClientConnection>> ClientConnection::make(NetworkShared shared, Fd fd,
-                                                                 std::string peer, DialOptions options) {
+                                                                 std::shared_ptr<Tls> tls, std::string peer,
+                                                                 DialOptions options) {
   std::shared_ptr<ClientConnection> self(new ClientConnection(shared, std::move(peer), std::move(options)));
-  auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::CLIENT, shared.read,
-                         shared.sent, self.get(), nullptr);
-  if (!link.ok()) return link.status();
-  self->link_ = std::move(link).value();
+  DSGD_RETURN_IF_ERROR(Link::make(shared.loop.port(), std::move(fd), std::move(tls),
+                                  capnp::rpc::twoparty::Side::CLIENT, shared.read, shared.sent, self.get(),
+                                  nullptr)
+                           .into(&self->link_));
   if (self->options_.hello.checksum) self->link_->use_checksums();
   return self;
 }
@@ -46,18 +47,13 @@ void ClientConnection::start(std::function<void(Status)> ready) {
   vat.setSide(capnp::rpc::twoparty::Side::SERVER);
   wire_.emplace(rpc_->bootstrap(vat).castAs<schema::Wire>());
   // Resolved before the first call: a call to a promise could be redirected and copied on its way.
-  tasks_->add(wire_->whenResolved().then(
-      [this] {
-        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this())] {
-          if (auto tell = std::exchange(self->ready_, nullptr)) tell(Status());
-        });
-      },
-      [this](kj::Exception&& exception) {
-        loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()),
-                     status = to_status(exception)] {
-          if (auto tell = std::exchange(self->ready_, nullptr)) tell(status);
-        });
-      }));
+  const auto tell = [this](const Status& status) {
+    loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()), status] {
+      if (auto ready = std::exchange(self->ready_, nullptr)) ready(status);
+    });
+  };
+  tasks_->add(wire_->whenResolved().then([tell] { tell({}); },
+                                         [tell](kj::Exception&& exception) { tell(to_status(exception)); }));
 }
 
 Status ClientConnection::closed_status() const {
@@ -144,8 +140,7 @@ void ClientConnection::pump() {
 
 void ClientConnection::issue(Chunk chunk) {
   const uint64_t id = ++next_id_;
-  KJ_DEFER(link_->set_span(0, {}));
-  in_flight_.emplace(id, InFlight{chunk.header.operation, chunk.data.size(), std::move(chunk.done)});
+  InFlight& sent = in_flight_[id] = {chunk.header.operation, chunk.data.size(), std::move(chunk.done)};
   Status failed;
   try {
     auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords, 0});
@@ -155,22 +150,14 @@ void ClientConnection::issue(Chunk chunk) {
       rpc.setData(
           capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
     } else if (!chunk.data.empty()) {
-      auto stand_in =
-          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(ZeroRegion::begin()), chunk.data.size());
+      sent.data = chunk.data;
+      const auto* stand_in = ZeroRegion::begin() + id % ZeroRegion::kSlots;
       auto orphanage = capnp::Orphanage::getForMessageContaining(schema::Wire::PushParams::Builder(rpc));
-      rpc.adoptData(orphanage.referenceExternalData(stand_in));
-      link_->set_span(id, chunk.data);
+      rpc.adoptData(orphanage.referenceExternalData(
+          capnp::Data::Reader(reinterpret_cast<const kj::byte*>(stand_in), chunk.data.size())));
     }
-    tasks_->add(rpc.send().then(
-        [this, id](capnp::Response<schema::Wire::PushResults>&& response) {
-          guarded([&] {
-            Status status;
-            Status formed = read(response.getStatus(), &status);
-            answered(id, formed.ok() ? status : formed);
-          });
-        },
-        [this, id](kj::Exception&& exception) { guarded([&] { answered(id, to_status(exception)); }); }));
-    if (!link_->span_consumed())
+    push(rpc, [this, id](const Status& status) { answered(id, status); });
+    if (const auto unsent = in_flight_.find(id); unsent != in_flight_.end() && !unsent->second.data.empty())
       failed = Status(Code::kInternal, "a chunk was not written; this is a defect");
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
@@ -180,6 +167,27 @@ void ClientConnection::issue(Chunk chunk) {
       static_cast<ClientConnection*>(self.get())->answered(id, failed);
     });
   }
+}
+
+void ClientConnection::push(PushRequest& request, Done answered) {
+  const auto tell = [this, answered = std::move(answered)](const Status& status) {
+    guarded([&] { answered(status); });
+  };
+  tasks_->add(request.send().then(
+      [tell](capnp::Response<schema::Wire::PushResults>&& response) {
+        Status status;
+        const Status formed = read(response.getStatus(), &status);
+        tell(formed.ok() ? status : formed);
+      },
+      [tell](kj::Exception&& exception) { tell(to_status(exception)); }));
+}
+
+Link::Span ClientConnection::take_span(size_t slot) {
+  // The newest chunk with this slot: each is sent before the next one is issued.
+  const uint64_t id = next_id_ - (next_id_ - slot) % ZeroRegion::kSlots;
+  const auto chunk = in_flight_.find(id);
+  if (chunk == in_flight_.end()) return {};
+  return {id, std::exchange(chunk->second.data, {})};
 }
 
 void ClientConnection::answered(uint64_t id, const Status& status) {
@@ -232,25 +240,16 @@ void ClientConnection::pump_small() {
 }
 
 void ClientConnection::issue_small(SmallChunk chunk) {
-  auto finished = [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
-    guarded([&] {
-      small_.answered(operation, n);
-      if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
-      pump_small();
-    });
-  };
   Status failed;
   try {
     auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords + (chunk.data.size() + 7) / 8, 0});
     write(chunk.header, rpc.initHeader());
     rpc.setData(capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
-    tasks_->add(rpc.send().then(
-        [finished](capnp::Response<schema::Wire::PushResults>&& response) {
-          Status status;
-          Status formed = read(response.getStatus(), &status);
-          finished(formed.ok() ? status : formed);
-        },
-        [finished](kj::Exception&& exception) { finished(to_status(exception)); }));
+    push(rpc, [this, n = chunk.data.size(), operation = chunk.header.operation](const Status& status) {
+      small_.answered(operation, n);
+      if (!status.ok() && options_.refused && !muted_) options_.refused(operation, status);
+      pump_small();
+    });
   } catch (const kj::Exception& exception) {
     failed = to_status(exception);
     small_.answered(chunk.header.operation, chunk.data.size());

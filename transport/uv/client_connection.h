@@ -14,8 +14,8 @@ namespace dsgd::transport::uv {
 
 class ClientConnection final : public Connection, private kj::TaskSet::ErrorHandler {
  public:
-  static Result<std::shared_ptr<ClientConnection>> make(NetworkShared shared, Fd fd, std::string peer,
-                                                        DialOptions options);
+  static Result<std::shared_ptr<ClientConnection>> make(NetworkShared shared, Fd fd, std::shared_ptr<Tls> tls,
+                                                        std::string peer, DialOptions options);
   ~ClientConnection() noexcept override;  // KJ members would make it noexcept(false), which clang refuses
 
   // Asks the peer for its bootstrap object; `ready` comes once, from the loop.
@@ -52,7 +52,8 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   struct InFlight {
     uint64_t operation;
     size_t nbytes;
-    Done done;  // empty: revoked
+    Done done;                             // empty: revoked
+    std::span<const std::byte> data = {};  // until the link has it
   };
 
   ClientConnection(NetworkShared shared, std::string peer, DialOptions options);
@@ -60,6 +61,8 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void pump_small();
   void issue(Chunk chunk);
   void issue_small(SmallChunk chunk);
+  using PushRequest = capnp::Request<schema::Wire::PushParams, schema::Wire::PushResults>;
+  void push(PushRequest& request, Done answered);
   void answered(uint64_t id, const Status& status);
   void finish_call(uint64_t id, Result<Message> result);
   void post_done(Done done, Status status);
@@ -72,6 +75,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void mute() override;
   void broken(const Status& why) override;
   void tear_down() override;
+  Link::Span take_span(size_t slot) override;
   void link_written() override;
   void taskFailed(kj::Exception&& exception) override;
 

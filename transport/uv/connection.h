@@ -13,6 +13,7 @@
 #include "transport/network.h"
 #include "transport/uv/address.h"
 #include "transport/uv/link.h"
+#include "transport/uv/tls_context.h"
 #include "transport/uv/uv_loop.h"
 
 namespace dsgd::transport::uv {
@@ -27,10 +28,12 @@ struct NetworkShared {
   ReadShared& read;
   std::atomic<uint64_t>& sent;
   Checksum checksum;
+  TlsContext* tls;  // null: none
 };
 
-inline bool wants_checksums(Checksum checksum, int fd) {
-  return checksum == Checksum::kAlways || (checksum == Checksum::kAuto && leaves_machine(fd));
+inline bool wants_checksums(Checksum checksum, Stream stream) {
+  return checksum == Checksum::kAlways ||
+         (checksum == Checksum::kAuto && !stream.tls && leaves_machine(stream.fd));
 }
 
 class Connection : public std::enable_shared_from_this<Connection>, protected Link::Events {

@@ -96,8 +96,30 @@ void Dialler::try_next() {
 }
 
 void Dialler::connected() {
+  tls_.reset();
+  if (!shared_.tls) return say_hello();
+  auto tls = shared_.tls->open(Side::kDialling);
+  if (!tls.ok()) return finish(tls.status());
+  tls_ = std::move(tls).value();
+  stage_ = Stage::kSecuring;
+  poll_->want_read(true);
+  step();
+}
+
+bool Dialler::secure() {
+  Status error;
+  const auto outcome = tls_->handshake(poll_->fd(), &error);
+  if (outcome == Tls::Outcome::kFailed) {
+    handshake_failed(error);
+    return false;
+  }
+  poll_->want_write(tls_->unsent() > 0);
+  return outcome == Tls::Outcome::kDone;
+}
+
+void Dialler::say_hello() {
   handshake_ = Handshake();
-  options_.hello.checksum = wants_checksums(shared_.checksum, poll_->fd());
+  options_.hello.checksum = wants_checksums(shared_.checksum, stream());
   options_.hello.nonce = make_nonce(shared_.loop);
   hello_bytes_ = encode(options_.hello);
   send(Stage::kSendingHello, hello_bytes_);
@@ -120,6 +142,12 @@ void Dialler::attempt_failed(const Status& why) {
   });
 }
 
+void Dialler::handshake_failed(const Status& why) {
+  const Status here(why.code(), at_current(why.message()));
+  if (why.code() != Code::kUnauthorized) return attempt_failed(here);
+  finish(Status(why.code(), "cannot connect to " + address_ + ": " + here.message()));
+}
+
 void Dialler::step() {
   auto keep = shared_from_this();
   switch (stage_) {
@@ -127,6 +155,9 @@ void Dialler::step() {
       return;
     case Stage::kConnecting:
       return finish_connecting();
+    case Stage::kSecuring:
+      if (secure()) say_hello();
+      return;
     case Stage::kSendingHello:
       if (!write("hello")) return;
       stage_ = Stage::kAwaitingChallenge;
@@ -155,9 +186,9 @@ void Dialler::finish_connecting() {
 
 bool Dialler::write(const char* message) {
   Status error;
-  const auto outcome = handshake_.write(poll_->fd(), message, &error);
+  const auto outcome = handshake_.write(stream(), message, &error);
   if (outcome == Handshake::Outcome::kFailed) {
-    attempt_failed(Status(error.code(), at_current(error.message())));
+    handshake_failed(error);
     return false;
   }
   const bool done = outcome == Handshake::Outcome::kDone;
@@ -168,10 +199,8 @@ bool Dialler::write(const char* message) {
 
 bool Dialler::read(const char* message) {
   Status error;
-  const auto outcome = handshake_.read(poll_->fd(), message, &error);
-  if (outcome == Handshake::Outcome::kFailed) {
-    attempt_failed(Status(error.code(), at_current(error.message())));
-  }
+  const auto outcome = handshake_.read(stream(), message, &error);
+  if (outcome == Handshake::Outcome::kFailed) handshake_failed(error);
   return outcome == Handshake::Outcome::kDone;
 }
 
@@ -218,7 +247,7 @@ void Dialler::replied() {
                        "have been changed in transit"));
   }
   options_.hello.checksum = checksum;
-  auto connection = ClientConnection::make(shared_, poll_->release(), to_text(current_), options_);
+  auto connection = ClientConnection::make(shared_, poll_->release(), tls_, to_text(current_), options_);
   poll_.reset();
   if (!connection.ok()) return finish(connection.status());
   connection_ = std::move(connection).value();

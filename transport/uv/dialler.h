@@ -28,7 +28,15 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   void abandon();  // ends the dial without calling `done`
 
  private:
-  enum class Stage { kIdle, kConnecting, kSendingHello, kAwaitingChallenge, kSendingProof, kAwaitingReply };
+  enum class Stage {
+    kIdle,
+    kConnecting,
+    kSecuring,
+    kSendingHello,
+    kAwaitingChallenge,
+    kSendingProof,
+    kAwaitingReply
+  };
   // Fires after 1/shares of the remaining time, so that each remaining address gets an equal part.
   void set_timer(size_t shares);
   std::string at_current(const std::string& what) const;
@@ -36,6 +44,9 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   void resolved(Result<std::vector<SocketAddress>> addresses);
   void try_next();
   void connected();
+  bool secure();  // false: blocked, or the attempt has failed
+  void say_hello();
+  Stream stream() const { return {poll_->fd(), tls_.get()}; }
   void step();
   bool write(const char* message);  // false: blocked, or the attempt has failed
   bool read(const char* message);   // false: blocked, or the attempt has failed
@@ -45,7 +56,8 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   Proof prove_as(Side side) const;
   void malformed(const Status& why);
   void replied();
-  void attempt_failed(const Status& why);  // the next address may work
+  void attempt_failed(const Status& why);    // the next address may work
+  void handshake_failed(const Status& why);  // unless the other side does not let this process in
   void finish(Result<std::shared_ptr<ClientConnection>> result);
 
   void on_readable() override { step(); }
@@ -60,6 +72,7 @@ class Dialler final : public std::enable_shared_from_this<Dialler>, private Poll
   std::deque<SocketAddress> candidates_;
   SocketAddress current_;
   std::unique_ptr<PollFd> poll_;
+  std::shared_ptr<Tls> tls_;  // null: none
   Handshake handshake_;
   std::vector<uint8_t> hello_bytes_;
   Nonce challenge_{};

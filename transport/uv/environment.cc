@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "transport/uv/descriptors.h"
+#include "transport/uv/files.h"
 #include "transport/uv/guard.h"
+#include "transport/uv/http.h"
 #include "transport/uv/network.h"
 #include "transport/uv/notifier.h"
 #include "transport/uv/origin.h"
@@ -27,7 +29,10 @@ class UvEnvironment final : public Environment {
     for (std::thread& thread : threads_) thread.join();
   }
   Result<std::unique_ptr<Network>> new_network(const std::string& name, size_t receive_memory) override {
-    return uv::UvNetwork::make(name, receive_memory, resolve_limit_);
+    return uv::UvNetwork::make(name, receive_memory, resolve_limit_, tls_);
+  }
+  Status use_tls(const TlsFiles& files, std::function<void(const std::string&)> warn) override {
+    return uv::TlsContext::load(files, std::move(warn)).into(&tls_);
   }
   Result<std::unique_ptr<Notifier>> new_notifier() override { return uv::make_notifier(); }
   Status start_thread(const std::string& name, std::function<void()> program) override {
@@ -45,6 +50,8 @@ class UvEnvironment final : public Environment {
     }
     return {};
   }
+  Result<std::shared_ptr<Files>> new_files() override { return uv::make_files(); }
+  Result<std::unique_ptr<Http>> new_http() override { return uv::make_http(); }
   void limit_resolving(Time until) override { resolve_limit_->set(until); }
   std::string host_name() override {
     char name[256] = "";
@@ -70,6 +77,7 @@ class UvEnvironment final : public Environment {
  private:
   const uv::Origin origin_{};
   const std::shared_ptr<uv::ResolveLimit> resolve_limit_ = std::make_shared<uv::ResolveLimit>();
+  std::shared_ptr<uv::TlsContext> tls_;  // null: none
   std::mutex mutex_;
   std::vector<std::thread> threads_;
 };

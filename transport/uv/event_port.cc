@@ -64,14 +64,17 @@ UvEventPort::~UvEventPort() noexcept(false) { shut_down(); }
 
 bool UvEventPort::wait() {
   flush();
-  if (spin_.duration > Duration::zero()) {
+  auto now = std::chrono::steady_clock::now();
+  if (spin_.duration > Duration::zero() && now >= spins_again_) {
     alerted_ = false;
-    const auto end = std::chrono::steady_clock::now() + spin_.duration;
+    const auto end = now + spin_.duration;
     do {
       uv_run(&loop_, UV_RUN_NOWAIT);
       if (alerted_) return take_woken();
       if (spin_.yields) sched_yield();
-    } while (std::chrono::steady_clock::now() < end);
+      const auto looked = std::exchange(now, std::chrono::steady_clock::now());
+      if (spin_.yields && now - looked > kTimeSlice) spins_again_ = now + kCrowded;
+    } while (now < end);
   }
   uv_run(&loop_, UV_RUN_ONCE);
   return take_woken();

@@ -30,6 +30,7 @@ class Fd {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  int release() { return std::exchange(fd_, -1); }  // to another owner
 
  private:
   int fd_ = -1;

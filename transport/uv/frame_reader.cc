@@ -3,7 +3,6 @@
 #include <capnp/rpc.capnp.h>
 #include <capnp/serialize.h>
 #include <errno.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +10,6 @@
 
 #include "transport/base/crc32c.h"
 #include "transport/schema/codec_capnp.h"
-#include "transport/uv/guard.h"
 #include "transport/uv/zero_region.h"
 
 namespace dsgd::transport::uv {
@@ -99,28 +97,28 @@ void FrameReader::discard(uint64_t operation, const Status& why) {
 
 // ---- reading
 
-FrameReader::Outcome FrameReader::read(int fd, kj::Own<Frame>* frame, Status* error) {
+FrameReader::Outcome FrameReader::read(Stream stream, kj::Own<Frame>* frame, Status* error) {
   for (;;) {
     Step step = Step::kGo;
     switch (state_) {
       case State::kTable:
-        step = read_table(fd, error);
+        step = read_table(stream, error);
         break;
       case State::kBodyMemory:
         step = get_body_memory(error);
         break;
       case State::kBody:
-        step = read_body(fd, error);
+        step = read_body(stream, error);
         break;
       case State::kPayloadMemory:
         step = get_payload_memory(error);
         break;
       case State::kPayload:
-        step = read_payload(fd, error);
+        step = read_payload(stream, error);
         break;
       case State::kBodyChecksum:
       case State::kPayloadChecksum:
-        step = read_checksum(fd, error);
+        step = read_checksum(stream, error);
         break;
     }
     switch (step) {
@@ -146,14 +144,16 @@ FrameReader::Outcome FrameReader::read(int fd, kj::Own<Frame>* frame, Status* er
   }
 }
 
-FrameReader::Step FrameReader::receive(int fd, void* to, size_t n, size_t* got, Status* error) {
+FrameReader::Step FrameReader::receive(Stream stream, void* to, size_t n, size_t* got, Status* error) {
   *got = 0;
-  if (drained_ || turn_bytes_ >= kTurnBytes) return Step::kBlocked;
+  if (drained_) return Step::kBlocked;
+  // Once the turn is over, TLS still gives the bytes that it has read: the socket would not announce them.
+  const bool turn_over = turn_bytes_ >= kTurnBytes;
   for (;;) {
-    const ssize_t k = ::recv(fd, to, n, 0);
+    const ssize_t k = stream.receive(to, n, turn_over);
     if (k > 0) {
       *got = static_cast<size_t>(k);
-      drained_ = *got < n;
+      drained_ = *got < n && !stream.tls;
       turn_bytes_ += *got;
       shared_.received.fetch_add(*got, std::memory_order_relaxed);
       return Step::kGo;
@@ -164,19 +164,19 @@ FrameReader::Step FrameReader::receive(int fd, void* to, size_t n, size_t* got, 
       drained_ = true;
       return Step::kBlocked;
     }
-    *error = Status(Code::kWorkerLost, "receiving failed: " + errno_text(errno));
+    *error = stream.failure(Code::kWorkerLost, "receiving", errno);
     return Step::kError;
   }
 }
 
-FrameReader::Step FrameReader::fill_stage(int fd, Status* error) {
+FrameReader::Step FrameReader::fill_stage(Stream stream, Status* error) {
   if (stage_begin_ > 0) {
     std::memmove(stage_.data(), stage_.data() + stage_begin_, stage_end_ - stage_begin_);
     stage_end_ -= stage_begin_;
     stage_begin_ = 0;
   }
   size_t got;
-  const Step step = receive(fd, stage_.data() + stage_end_, stage_.size() - stage_end_, &got, error);
+  const Step step = receive(stream, stage_.data() + stage_end_, stage_.size() - stage_end_, &got, error);
   stage_end_ += got;
   return step;
 }
@@ -188,7 +188,7 @@ size_t FrameReader::take_staged(void* to, size_t n) {
   return n;
 }
 
-FrameReader::Step FrameReader::read_table(int fd, Status* error) {
+FrameReader::Step FrameReader::read_table(Stream stream, Status* error) {
   auto staged = [this] { return stage_end_ - stage_begin_; };
   auto number = [this](size_t index) {
     uint32_t value;
@@ -202,9 +202,10 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
       *error = corrupted();
       return Step::kError;
     }
-    segments_ = (checksums_ ? first & 0xffff : first) + 1;
+    const uint32_t last = checksums_ ? first & 0xffff : first;
+    segments_ = last + 1;
     if (segments_ == 0 || segments_ > FrameWriter::kMaxSegments) {
-      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{first} + 1) +
+      *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{last} + 1) +
                                      " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
       return Step::kError;
@@ -212,7 +213,7 @@ FrameReader::Step FrameReader::read_table(int fd, Status* error) {
     bytes = (segments_ + 2) / 2 * kWord;
   }
   const size_t checksum = checksums_ ? sizeof checksum_ : 0;
-  if (staged() < bytes + checksum) return fill_stage(fd, error);
+  if (staged() < bytes + checksum) return fill_stage(stream, error);
   if (checksums_ && number(bytes / sizeof checksum_) != crc32c(0, stage_.data() + stage_begin_, bytes)) {
     *error = corrupted();
     return Step::kError;
@@ -253,7 +254,7 @@ FrameReader::Step FrameReader::get_body_memory(Status* error) {
   return step;
 }
 
-FrameReader::Step FrameReader::read_body(int fd, Status* error) {
+FrameReader::Step FrameReader::read_body(Stream stream, Status* error) {
   std::byte* body = frame_->body_.data();
   while (got_ < want_) {
     if (stage_begin_ < stage_end_) {
@@ -262,10 +263,10 @@ FrameReader::Step FrameReader::read_body(int fd, Status* error) {
     }
     Step step;
     if (want_ - got_ < kDirectBytes) {
-      step = fill_stage(fd, error);
+      step = fill_stage(stream, error);
     } else {
       size_t got;
-      step = receive(fd, body + got_, want_ - got_, &got, error);
+      step = receive(stream, body + got_, want_ - got_, &got, error);
       got_ += got;
     }
     if (step != Step::kGo) return step;
@@ -277,9 +278,9 @@ FrameReader::Step FrameReader::read_body(int fd, Status* error) {
 }
 
 // No byte of a section is used before its checksum is verified. Payload is in its final place by then.
-FrameReader::Step FrameReader::read_checksum(int fd, Status* error) {
+FrameReader::Step FrameReader::read_checksum(Stream stream, Status* error) {
   uint32_t sent;
-  if (stage_end_ - stage_begin_ < sizeof sent) return fill_stage(fd, error);
+  if (stage_end_ - stage_begin_ < sizeof sent) return fill_stage(stream, error);
   (void)take_staged(&sent, sizeof sent);
   if (sent == std::exchange(checksum_, 0)) return state_ == State::kBodyChecksum ? end_body() : end_payload();
   *error = corrupted();
@@ -365,8 +366,8 @@ FrameReader::Step FrameReader::begin_payload() {
   }
   if (sink_) {
     where_ = Where::kPieces;
-    place_ = sink_->place(0, nbytes_);
-    if (sink_ && place_) where_ = Where::kPlace;  // place() itself may have discarded
+    place_ = sink_->destination(0, nbytes_);
+    if (sink_ && place_) where_ = Where::kPlace;  // destination() itself may have discarded
   } else if (refused.ok()) {
     where_ = Where::kBuffer;
     state_ = State::kPayloadMemory;
@@ -396,7 +397,7 @@ void FrameReader::show_payload() {
           : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
 }
 
-FrameReader::Step FrameReader::read_payload(int fd, Status* error) {
+FrameReader::Step FrameReader::read_payload(Stream stream, Status* error) {
   while (got_ < want_) {
     // Where the next bytes go, and how many may.
     std::byte* to = shared_.scratch;
@@ -417,7 +418,7 @@ FrameReader::Step FrameReader::read_payload(int fd, Status* error) {
     if (stage_begin_ < stage_end_) {
       n = take_staged(to, room);
     } else {
-      const Step step = receive(fd, to, room, &n, error);
+      const Step step = receive(stream, to, room, &n, error);
       if (step != Step::kGo) return step;
     }
     const bool payload = got_ < nbytes_;

@@ -37,12 +37,12 @@ struct ReadShared {
   std::atomic<uint64_t> received{0}, landed{0}, landing_missed{0};
   std::vector<Starving*> starving;
 
-  void feed();  // memory has come back: all that starve try again
+  void feed();  // pooled memory was freed: lets all starving readers try again
 
   explicit ReadShared(size_t receive_memory);
 };
 
-// A payload that went past memory of ours: to a sink, or to nowhere.
+// A payload that was not read into pooled memory: it went to a sink, or was discarded.
 struct Landed {
   BulkHeader header;
   std::unique_ptr<BulkSink> sink;
@@ -96,12 +96,11 @@ class FrameReader {
   enum class Outcome {
     kFrame,    // *frame holds one
     kBlocked,  // nothing more to read until the socket is readable again
-    kStarved,  // receive memory is used up, by this connection among others: ask again when some has come
-               // back
+    kStarved,  // no receive memory is left, and this connection holds some: call again when some was freed
     kEnd,      // the peer has ended the stream, between two frames
     kError,    // broken or malformed; *error says why
   };
-  Outcome read(int fd, kj::Own<Frame>* frame, Status* error);
+  Outcome read(Stream stream, kj::Own<Frame>* frame, Status* error);
   void on_readable();  // the socket has something again, and the reader's share of this turn is fresh
   // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not
   // fit is kCorrupted.
@@ -119,24 +118,24 @@ class FrameReader {
   enum class State { kTable, kBodyMemory, kBody, kBodyChecksum, kPayloadMemory, kPayload, kPayloadChecksum };
   enum class Step { kGo, kBlocked, kStarved, kEnd, kError };
 
-  Step read_table(int fd, Status* error);
+  Step read_table(Stream stream, Status* error);
   Step get_body_memory(Status* error);
-  Step read_body(int fd, Status* error);
-  Step read_checksum(int fd, Status* error);
+  Step read_body(Stream stream, Status* error);
+  Step read_checksum(Stream stream, Status* error);
   Step end_body();
   Step begin_payload();
   Step get_payload_memory(Status* error);
   Step get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error);
   void show_payload();
-  Step read_payload(int fd, Status* error);
+  Step read_payload(Stream stream, Status* error);
   Step end_payload();
   bool parse_span(int slot, BulkHeader* header, size_t* nbytes);
   kj::Own<Frame> finish();
   int take_slot();
-  Step receive(int fd, void* to, size_t n, size_t* got, Status* error);
-  Step fill_stage(int fd, Status* error);
+  Step receive(Stream stream, void* to, size_t n, size_t* got, Status* error);
+  Step fill_stage(Stream stream, Status* error);
   size_t take_staged(void* to, size_t n);
-  void deliver(size_t n);  // n more bytes of payload have come to where pieces are made
+  void deliver(size_t n);  // gives the sink its next piece, after n more bytes came into the scratch memory
 
   ReadShared& shared_;
   Landing* landing_;

@@ -1,7 +1,6 @@
 #include "transport/uv/frame_writer.h"
 
 #include <errno.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,7 +8,6 @@
 #include <utility>
 
 #include "transport/base/crc32c.h"
-#include "transport/uv/guard.h"
 
 namespace dsgd::transport::uv {
 
@@ -67,7 +65,15 @@ bool FrameWriter::sum_span(Frame& frame) {
   return true;
 }
 
-Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
+Status FrameWriter::write(Stream stream, std::atomic<uint64_t>* sent) {
+  Status status = write_frames(stream, sent);
+  if (status.ok() && !stream.flush() && errno != EAGAIN && errno != EWOULDBLOCK)
+    status = stream.failure(Code::kWorkerLost, "sending", errno);
+  unsent_ = stream.unsent();
+  return status;
+}
+
+Status FrameWriter::write_frames(Stream stream, std::atomic<uint64_t>* sent) {
   while (!frames_.empty()) {
     std::array<iovec, kMaxParts> parts;
     size_t count = 0;
@@ -83,14 +89,11 @@ Status FrameWriter::write(int fd, std::atomic<uint64_t>* sent) {
       }
       if (frame.span) break;  // the payload fills a call by itself
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL);
+    const ssize_t n = stream.send(parts.data(), count);
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
-      return Status(Code::kWorkerLost, "sending failed: " + errno_text(errno));
+      return stream.failure(Code::kWorkerLost, "sending", errno);
     }
     sent->fetch_add(n, std::memory_order_relaxed);
     size_t left = static_cast<size_t>(n);

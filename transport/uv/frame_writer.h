@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "transport/base/status.h"
+#include "transport/uv/stream.h"
 
 namespace dsgd::transport::uv {
 
@@ -47,10 +48,10 @@ class FrameWriter {
   void push(Frame frame);
 
   // Writes until all is written or the socket is full. `sent` is advanced by what was written.
-  Status write(int fd, std::atomic<uint64_t>* sent);
+  Status write(Stream stream, std::atomic<uint64_t>* sent);
 
-  bool empty() const { return frames_.empty(); }
-  size_t queued_bytes() const { return queued_bytes_; }
+  bool empty() const { return frames_.empty() && unsent_ == 0; }
+  size_t queued_bytes() const { return queued_bytes_ + unsent_; }
   size_t unwritten_spans() const { return spans_; }
 
   // No byte of the chosen spans is read after this: what is left of them goes out from a copy. False: there
@@ -62,6 +63,7 @@ class FrameWriter {
   // Bytes of a span that are summed and then written while they are in the cache.
   static constexpr size_t kSumBytes = 128 << 10;
 
+  Status write_frames(Stream stream, std::atomic<uint64_t>* sent);
   static void add_checksums(Frame& frame);
   bool sum_span(Frame& frame);
   static bool reads(const Frame& frame, const std::function<bool(uint64_t span)>& chosen) {
@@ -70,6 +72,7 @@ class FrameWriter {
 
   std::deque<Frame> frames_;
   size_t queued_bytes_ = 0;
+  size_t unsent_ = 0;  // bytes that the stream has taken and the socket has not
   size_t spans_ = 0;
   bool checksums_ = false;
 };

@@ -53,7 +53,7 @@ class SignalsBlocked {
 };
 
 Status to_status(const kj::Exception& exception);
-// Std::bad_alloc, as KJ has caught it here or at the peer.
+// Returns whether KJ made the exception from std::bad_alloc, here or at the peer.
 bool is_exhaustion(const kj::Exception& exception);
 std::string errno_text(int error);  // "Connection refused (ECONNREFUSED)"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "transport/base/status.h"
+#include "transport/uv/stream.h"
 
 namespace dsgd::transport::uv {
 
@@ -16,8 +17,8 @@ class Handshake {
   enum class Outcome { kDone, kBlocked, kFailed };
   void to_send(std::vector<uint8_t> bytes) { out_ = std::move(bytes), sent_ = 0; }
   // `message`: its name in errors: "hello", "challenge", "proof" or "hello reply".
-  Outcome write(int fd, const char* message, Status* error);
-  Outcome read(int fd, const char* message, Status* error);  // of at most kMaxHelloBytes
+  Outcome write(Stream stream, const char* message, Status* error);
+  Outcome read(Stream stream, const char* message, Status* error);  // of at most kMaxHelloBytes
   bool has_received() const { return got_ > 0; }
   std::vector<uint8_t> take_received() {  // what comes next is another message
     got_ = 0;

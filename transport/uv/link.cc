@@ -104,19 +104,24 @@ class Link::Receive {
 
 // ---- the link
 
-Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
-                                         ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
+Result<std::unique_ptr<Link>> Link::make(UvEventPort& port, Fd fd, std::shared_ptr<Tls> tls,
+                                         capnp::rpc::twoparty::Side side, ReadShared& shared,
+                                         std::atomic<uint64_t>& sent, Events* events,
                                          FrameReader::Landing* landing) {
-  std::unique_ptr<Link> link(new Link(port, side, shared, sent, events, landing));
-  auto poll = PollFd::make(port, std::move(fd), link.get());
-  if (!poll.ok()) return poll.status();
-  link->poll_ = std::move(poll).value();
+  std::unique_ptr<Link> link(new Link(port, std::move(tls), side, shared, sent, events, landing));
+  DSGD_RETURN_IF_ERROR(PollFd::make(port, std::move(fd), link.get()).into(&link->poll_));
   return link;
 }
 
-Link::Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared,
+Link::Link(UvEventPort& port, std::shared_ptr<Tls> tls, capnp::rpc::twoparty::Side side, ReadShared& shared,
            std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing)
-    : port_(port), shared_(shared), side_(side), sent_(sent), events_(events), reader_(shared, landing) {}
+    : port_(port),
+      shared_(shared),
+      side_(side),
+      sent_(sent),
+      events_(events),
+      tls_(std::move(tls)),
+      reader_(shared, landing) {}
 
 Link::~Link() { stop(); }
 
@@ -150,7 +155,8 @@ kj::Promise<kj::Own<TwoPartyNetwork::Connection>> Link::accept() {
 
 void Link::rpc_gave_up() {
   if (!said_goodbye_) {
-    down(Status(Code::kIo, "the connection broke the RPC protocol; are both sides of one version?"));
+    down(Status(Code::kIo,
+                "the connection broke the RPC protocol; do both sides run the same version of dsgd?"));
   }
 }
 
@@ -180,13 +186,13 @@ void Link::send(Outgoing& message) {
       add(segment.begin(), bytes);
       continue;
     }
-    KJ_REQUIRE(span_id_ != 0 && frame.span == 0 && bytes >= span_.size() &&
-               bytes - span_.size() < sizeof kPadding);
-    frame.span = span_id_;
+    const Span span = events_->take_span(ZeroRegion::slot(segment.begin()));
+    KJ_REQUIRE(span.id != 0 && frame.span == 0 && bytes >= span.data.size() &&
+               bytes - span.data.size() < sizeof kPadding);
+    frame.span = span.id;
     frame.span_part = frame.count;
-    add(span_.data(), span_.size());
-    if (bytes > span_.size()) add(kPadding, bytes - span_.size());
-    span_id_ = 0;
+    add(span.data.data(), span.data.size());
+    if (bytes > span.data.size()) add(kPadding, bytes - span.data.size());
   }
   const bool later = can_wait(message);
   writer_.push(std::move(frame));
@@ -199,7 +205,7 @@ void Link::send(Outgoing& message) {
   flush_soon();
 }
 
-// Nobody waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride
+// No caller waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride
 // with what comes next, or go out together after a while. Each would cost a system call here and one, with a
 // wake-up, at the peer.
 bool Link::can_wait(Outgoing& message) {
@@ -265,7 +271,7 @@ void Link::write_quietly() {
   if (stopped_ || down_) return;
   const size_t before = writer_.queued_bytes();
   held_credit_ = 0;
-  const Status status = writer_.write(poll_->fd(), &sent_);
+  const Status status = writer_.write(stream(), &sent_);
   if (!status.ok()) return down(status);
   unreported_ = unreported_ || writer_.queued_bytes() < before;
   poll_->want_write(!writer_.empty());
@@ -303,7 +309,7 @@ kj::Promise<Link::Received> Link::receive() {
 bool Link::try_receive(Received* out) {
   kj::Own<Frame> frame;
   Status error;
-  switch (reader_.read(poll_->fd(), &frame, &error)) {
+  switch (reader_.read(stream(), &frame, &error)) {
     case FrameReader::Outcome::kFrame:
       if (const std::optional<Status> why = inspect(*frame)) {
         down(*why);

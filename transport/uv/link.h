@@ -27,11 +27,18 @@ using TwoPartyNetwork =
 
 class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private Starving {
  public:
+  struct Span {
+    uint64_t id = 0;  // 0: there is none
+    std::span<const std::byte> data;
+  };
   class Events {
    public:
     // Once, from inside the link: the owner must not destroy it before its caller has returned. OK: the peer
     // closed in good order.
     virtual void link_down(const Status& why) = 0;
+    // Returns the span that the message being sent carries at this slot of the zero region, once; id 0 if
+    // there is none.
+    virtual Span take_span(size_t /*slot*/) { return {}; }
     // Queued frames have been written: there may be room for the next span, or the queue has become empty.
     // Never from inside a send.
     virtual void link_written() = 0;
@@ -43,15 +50,11 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
     ~Events() = default;
   };
 
-  static Result<std::unique_ptr<Link>> make(UvEventPort& port, Fd fd, capnp::rpc::twoparty::Side side,
-                                            ReadShared& shared, std::atomic<uint64_t>& sent, Events* events,
+  static Result<std::unique_ptr<Link>> make(UvEventPort& port, Fd fd, std::shared_ptr<Tls> tls,
+                                            capnp::rpc::twoparty::Side side, ReadShared& shared,
+                                            std::atomic<uint64_t>& sent, Events* events,
                                             FrameReader::Landing* landing);
   ~Link();
-
-  // The next message that refers to the zero region carries these bytes in its place. Consumed by the next
-  // send.
-  void set_span(uint64_t id, std::span<const std::byte> data) { span_id_ = id, span_ = data; }
-  bool span_consumed() const { return span_id_ == 0; }
 
   void send_raw(std::vector<uint8_t> bytes);
   void limit_frames(size_t nbytes) { reader_.limit_frames(nbytes); }
@@ -79,8 +82,8 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   class Receive;
   using Received = kj::Maybe<kj::Own<capnp::IncomingRpcMessage>>;
 
-  Link(UvEventPort& port, capnp::rpc::twoparty::Side side, ReadShared& shared, std::atomic<uint64_t>& sent,
-       Events* events, FrameReader::Landing* landing);
+  Link(UvEventPort& port, std::shared_ptr<Tls> tls, capnp::rpc::twoparty::Side side, ReadShared& shared,
+       std::atomic<uint64_t>& sent, Events* events, FrameReader::Landing* landing);
 
   void send(Outgoing& message);
   kj::Promise<Received> receive();
@@ -108,7 +111,10 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   const capnp::rpc::twoparty::Side side_;
   std::atomic<uint64_t>& sent_;
   Events* events_;
+  Stream stream() const { return {poll_->fd(), tls_.get()}; }
+
   std::unique_ptr<PollFd> poll_;
+  const std::shared_ptr<Tls> tls_;  // null: none
   FrameReader reader_;
   FrameWriter writer_;
   Status corrupted_;            // why it goes down, whatever else fails meanwhile
@@ -118,8 +124,6 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   // Small chunks that are not answered yet, with their size.
   std::unordered_map<uint32_t, size_t> small_questions_;
   size_t held_credit_ = 0;  // bytes of small chunks whose answers are held back
-  uint64_t span_id_ = 0;
-  std::span<const std::byte> span_;
 };
 
 }  // namespace dsgd::transport::uv

@@ -3,9 +3,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -22,6 +24,7 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr Duration kPause = std::chrono::milliseconds(100);
+constexpr size_t kMostDrained = 256 << 10;  // bytes of a connection that has failed
 
 Status in_use(const std::string& address) {
   return Status(Code::kAddressInUse,
@@ -153,9 +156,7 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
   }
 
   Status start(Fd fd) {
-    auto poll = PollFd::make(acceptor_.loop_.port(), std::move(fd), this);
-    if (!poll.ok()) return poll.status();
-    poll_ = std::move(poll).value();
+    DSGD_RETURN_IF_ERROR(PollFd::make(acceptor_.loop_.port(), std::move(fd), this).into(&poll_));
     poll_->want_read(true);
     timer_ = acceptor_.loop_.schedule(acceptor_.loop_.now() + acceptor_.handshake_timeout_, [this] {
       timer_ = 0;
@@ -165,13 +166,20 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
   }
   // Reads a hello that arrived before the connection was accepted.
   void read_now() { on_readable(); }
-  bool has_received() const { return challenged_ || handshake_.has_received(); }
+  bool has_received() const {
+    return stage_ == Stage::kTls || stage_ == Stage::kProof || handshake_.has_received();
+  }
 
  private:
+  enum class Stage { kFirstByte, kTls, kHello, kProof, kFailed };
+
   void on_readable() override {
     auto keep = shared_from_this();
+    if (stage_ == Stage::kFirstByte && !begin()) return;
+    if (stage_ == Stage::kTls && !secure()) return;
+    if (stage_ == Stage::kFailed) return drain();
     Status error;
-    switch (handshake_.read(poll_->fd(), challenged_ ? "proof" : "hello", &error)) {
+    switch (handshake_.read(stream(), stage_ == Stage::kProof ? "proof" : "hello", &error)) {
       case Handshake::Outcome::kBlocked:
         return;
       case Handshake::Outcome::kFailed:
@@ -179,13 +187,77 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
       case Handshake::Outcome::kDone:
         break;
     }
-    if (challenged_) {
+    if (stage_ == Stage::kProof) {
       on_proof();
     } else {
       on_hello();
     }
   }
-  void on_writable() override {}
+  void on_writable() override {
+    poll_->want_write(false);
+    on_readable();
+  }
+  Stream stream() const { return {poll_->fd(), tls_.get()}; }
+
+  // Tells from the first byte, which stays unread, whether the dialling side uses TLS. False: wait or done.
+  bool begin() {
+    uint8_t first = 0;
+    ssize_t n;
+    do {
+      n = ::recv(poll_->fd(), &first, 1, MSG_PEEK);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (n <= 0) return close(), false;
+    const bool uses_tls = first == Tls::kFirstByte, may_use_tls = acceptor_.tls_ != nullptr;
+    if (uses_tls != may_use_tls) {
+      fail(
+          Status(Code::kUnauthorized, std::string(uses_tls ? "it uses TLS, and this process does not; "
+                                                           : "it does not use TLS, and this process does; ") +
+                                          Tls::kRemedy));
+      return false;
+    }
+    if (!uses_tls) {
+      stage_ = Stage::kHello;
+      return true;
+    }
+    auto tls = acceptor_.tls_->open(Side::kAccepting);
+    if (!tls.ok()) return fail(tls.status()), false;
+    tls_ = std::move(tls).value();
+    stage_ = Stage::kTls;
+    return true;
+  }
+
+  bool secure() {
+    Status error;
+    const auto outcome = tls_->handshake(poll_->fd(), &error);
+    if (outcome == Tls::Outcome::kFailed) return fail(error), false;
+    poll_->want_write(tls_->unsent() > 0);
+    if (outcome == Tls::Outcome::kBlocked) return false;
+    stage_ = Stage::kHello;
+    return true;
+  }
+
+  // Ends a connection without an answer to its hello. The first bytes of the refusal tell the dialling side
+  // what this side uses. What the dialling side has sent is read first: the kernel would answer unread bytes
+  // with a reset, which can overtake the refusal.
+  void fail(const Status& why) {
+    if (why.code() != Code::kUnreachable) acceptor_.handler_->on_tls_failure(from_, why);
+    if (!tls_) (void)send("refusal", acceptor_.tls_ ? Tls::refusal() : encode(Challenge{why, {}}));
+    stage_ = Stage::kFailed;
+    ::shutdown(poll_->fd(), SHUT_WR);
+    drain();
+  }
+
+  void drain() {
+    std::array<std::byte, 4096> ignored;
+    ssize_t n;
+    while ((n = ::recv(poll_->fd(), ignored.data(), ignored.size(), 0)) > 0) {
+      drained_ += static_cast<size_t>(n);
+      if (drained_ > kMostDrained) return close();
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    close();
+  }
 
   void on_hello() {
     hello_bytes_ = handshake_.take_received();
@@ -193,7 +265,7 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
     if (!hello.ok()) return refuse(hello.status());
     hello_ = std::move(hello).value();
     challenge_ = make_nonce(acceptor_.loop_);
-    challenged_ = true;
+    stage_ = Stage::kProof;
     if (!send("challenge", encode(Challenge{{}, challenge_}))) close();
   }
 
@@ -206,7 +278,8 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
     auto decision = handler.on_hello(hello_, from_);
     if (!decision.ok()) return refuse(decision.status());
     auto* network = static_cast<UvNetwork*>(decision.value().network);
-    network->adopt(poll_->release(), {from_, hello_, prove_as(Side::kAccepting)}, decision.value().handler);
+    network->adopt(poll_->release(), {from_, hello_, prove_as(Side::kAccepting), tls_},
+                   decision.value().handler);
     close();
   }
 
@@ -218,11 +291,11 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
   bool send(const char* message, std::vector<uint8_t> bytes) {
     Status ignored;
     handshake_.to_send(std::move(bytes));
-    return handshake_.write(poll_->fd(), message, &ignored) == Handshake::Outcome::kDone;
+    return handshake_.write(stream(), message, &ignored) == Handshake::Outcome::kDone;
   }
 
   void refuse(const Status& why) {
-    if (challenged_) {
+    if (stage_ == Stage::kProof) {
       (void)send("hello reply", encode(HelloReply{why, {}}));
     } else {
       (void)send("challenge", encode(Challenge{why, {}}));
@@ -238,7 +311,9 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
   Hello hello_;
   std::vector<uint8_t> hello_bytes_;
   Nonce challenge_{};
-  bool challenged_ = false;  // the hello is in
+  Stage stage_ = Stage::kFirstByte;
+  std::shared_ptr<Tls> tls_;  // null: none
+  size_t drained_ = 0;
   std::unique_ptr<PollFd> poll_;
   TimerId timer_ = 0;
 };
@@ -246,18 +321,19 @@ class Acceptor::PendingConnection final : public std::enable_shared_from_this<Ac
 // ---- the listening socket
 
 Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,
-                   AcceptCounters& counters)
+                   AcceptCounters& counters, std::shared_ptr<TlsContext> tls)
     : loop_(loop),
       socket_(std::move(socket)),
       handler_(handler),
       handshake_timeout_(options.handshake_timeout),
-      max_guests_(static_cast<size_t>(
-          std::clamp((free_descriptors() - options.reserved_descriptors) / 2, kFewestGuests, kMostGuests))),
-      counters_(counters) {}
+      max_pending_(static_cast<size_t>(
+          std::clamp((free_descriptors() - options.reserved_descriptors) / 2, kFewestPending, kMostPending))),
+      counters_(counters),
+      tls_(std::move(tls)) {}
 
 void Acceptor::stop() {
   if (timer_) loop_.cancel(std::exchange(timer_, 0));
-  guests_.clear();
+  pending_.clear();
   // Removes the socket file only if it is still ours, and before the socket is closed, so that no other
   // process can replace it meanwhile.
   const std::string path = std::exchange(socket_.unlink_path, {});
@@ -270,9 +346,7 @@ void Acceptor::stop() {
 }
 
 Status Acceptor::start() {
-  auto poll = PollFd::make(loop_.port(), std::move(socket_.fd), this);
-  if (!poll.ok()) return poll.status();
-  poll_ = std::move(poll).value();
+  DSGD_RETURN_IF_ERROR(PollFd::make(loop_.port(), std::move(socket_.fd), this).into(&poll_));
   poll_->want_read(true);
   return {};
 }
@@ -292,23 +366,23 @@ void Acceptor::on_readable() {
       return pause();
     }
     counters_.accepted.fetch_add(1, std::memory_order_relaxed);
-    if (guests_.size() >= max_guests_) evict();
+    if (pending_.size() >= max_pending_) evict();
     tune_socket(fd.get(), from.family());
     const bool is_unix = from.family() == AF_UNIX;
-    auto guest = std::make_shared<PendingConnection>(*this, is_unix ? socket_.address : to_text(from));
-    if (!guest->start(std::move(fd)).ok()) continue;
-    guests_.push_back(guest);
-    if (!loop_.port().guarded([&guest] { guest->read_now(); })) done(guest.get());
+    auto pending = std::make_shared<PendingConnection>(*this, is_unix ? socket_.address : to_text(from));
+    if (!pending->start(std::move(fd)).ok()) continue;
+    pending_.push_back(pending);
+    if (!loop_.port().guarded([&pending] { pending->read_now(); })) done(pending.get());
   }
 }
 
 // Silent connections go first, so that they cannot push out those whose handshake is under way; then the
 // oldest.
 bool Acceptor::evict() {
-  if (guests_.empty()) return false;
-  auto victim =
-      std::find_if(guests_.begin(), guests_.end(), [](const auto& guest) { return !guest->has_received(); });
-  guests_.erase(victim == guests_.end() ? guests_.begin() : victim);
+  if (pending_.empty()) return false;
+  auto victim = std::find_if(pending_.begin(), pending_.end(),
+                             [](const auto& pending) { return !pending->has_received(); });
+  pending_.erase(victim == pending_.end() ? pending_.begin() : victim);
   return true;
 }
 
@@ -323,8 +397,8 @@ void Acceptor::pause() {
   });
 }
 
-void Acceptor::done(PendingConnection* guest) {
-  guests_.remove_if([guest](const auto& other) { return other.get() == guest; });
+void Acceptor::done(PendingConnection* pending) {
+  pending_.remove_if([pending](const auto& other) { return other.get() == pending; });
 }
 
 }  // namespace dsgd::transport::uv

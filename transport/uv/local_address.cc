@@ -109,53 +109,62 @@ Result<std::string> by_interface(const std::string& interface, int family, const
   return found->host;
 }
 
+// The address from which the system routes to the target.
+Result<std::string> by_route(SocketAddress target, const std::string& address, std::string* why) {
+  // Connecting a datagram socket sends nothing; it asks the routing table.
+  Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd) return Status(Code::kLimit, "cannot open a socket: " + errno_text(errno));
+  // Port 0 is refused by connect on some systems; any other asks the same question.
+  if (target.family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&target.storage)->sin_port = htons(9);
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&target.storage)->sin6_port = htons(9);
+  }
+  SocketAddress local;
+  local.length = sizeof local.storage;
+  if (::connect(fd.get(), target.get(), target.length) != 0 ||
+      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) {
+    return Status(Code::kUnreachable, "no route to " + address + ": " + errno_text(errno) +
+                                          "; check the network, or set interface");
+  }
+  std::string host = host_text(local.get());
+  std::string name = "?";
+  for (const Local& candidate : local_addresses()) {
+    if (candidate.bytes == raw_bytes(local.get())) name = candidate.interface;
+  }
+  *why = "address " + host + " of interface " + name + " is used because the system routes to " + address +
+         " from it; set interface to choose another";
+  return host;
+}
+
 }  // namespace
 
-Result<std::string> choose_local_address(const std::string& address, const std::string& interface,
-                                         std::string* why, const std::shared_ptr<ResolveLimit>& limit) {
+Result<std::string> choose_local_address(const std::vector<std::string>& addresses,
+                                         const std::string& interface, std::string* why,
+                                         const std::shared_ptr<ResolveLimit>& limit) {
   std::string unused;
   if (!why) why = &unused;
-  auto parsed = parse_address(address);
-  if (!parsed.ok()) return parsed.status();
-  if (parsed.value().is_unix) {
-    *why = "address 127.0.0.1 is used because " + address + " is on this machine";
-    return std::string("127.0.0.1");
+  std::vector<ParsedAddress> parsed(addresses.size());
+  for (size_t i = 0; i < addresses.size(); ++i)
+    DSGD_RETURN_IF_ERROR(parse_address(addresses[i]).into(&parsed[i]));
+  LookUps look_ups(std::move(parsed), false, limit);
+  Status no_route;  // of the last address that was resolved
+  for (;;) {
+    auto found = look_ups.next();
+    if (!found.ok()) return no_route.ok() ? found.status() : no_route;
+    const std::string& address = addresses[found.value().index];
+    const std::vector<SocketAddress>& targets = found.value().addresses;
+    if (targets.front().family() == AF_UNIX) {
+      *why = "address 127.0.0.1 is used because " + address + " is on this machine";
+      return std::string("127.0.0.1");
+    }
+    if (!interface.empty()) return by_interface(interface, targets.front().family(), address, why);
+    for (const SocketAddress& target : targets) {
+      auto host = by_route(target, address, why);
+      if (host.ok()) return host;
+      no_route = host.status();
+    }
   }
-  auto targets = resolve_now(parsed.value(), false, limit);
-  if (!targets.ok()) return targets.status();
-  if (!interface.empty()) return by_interface(interface, targets.value().front().family(), address, why);
-  Status last;
-  for (SocketAddress target : targets.value()) {
-    // Connecting a datagram socket sends nothing; it asks the routing table.
-    Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!fd) {
-      last = Status(Code::kLimit, "cannot open a socket: " + errno_text(errno));
-      continue;
-    }
-    // Port 0 is refused by connect on some systems; any other asks the same question.
-    if (target.family() == AF_INET) {
-      reinterpret_cast<sockaddr_in*>(&target.storage)->sin_port = htons(9);
-    } else {
-      reinterpret_cast<sockaddr_in6*>(&target.storage)->sin6_port = htons(9);
-    }
-    SocketAddress local;
-    local.length = sizeof local.storage;
-    if (::connect(fd.get(), target.get(), target.length) != 0 ||
-        ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) {
-      last = Status(Code::kUnreachable, "no route to " + address + ": " + errno_text(errno) +
-                                            "; check the network, or set interface");
-      continue;
-    }
-    const std::string host = host_text(local.get());
-    std::string name = "?";
-    for (const Local& candidate : local_addresses()) {
-      if (candidate.bytes == raw_bytes(local.get())) name = candidate.interface;
-    }
-    *why = "address " + host + " of interface " + name + " is used because the system routes to " + address +
-           " from it; set interface to choose another";
-    return host;
-  }
-  return last;
 }
 
 }  // namespace dsgd::transport::uv

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "transport/base/status.h"
 #include "transport/uv/resolve.h"
@@ -10,7 +11,8 @@
 namespace dsgd::transport::uv {
 
 // As Network::local_address_for.
-Result<std::string> choose_local_address(const std::string& address, const std::string& interface,
-                                         std::string* why, const std::shared_ptr<ResolveLimit>& limit);
+Result<std::string> choose_local_address(const std::vector<std::string>& addresses,
+                                         const std::string& interface, std::string* why,
+                                         const std::shared_ptr<ResolveLimit>& limit);
 
 }  // namespace dsgd::transport::uv

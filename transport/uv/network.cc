@@ -14,36 +14,19 @@ constexpr Duration kEnding = std::chrono::seconds(5);
 
 // ---- handles of the user
 
-class UvNetwork::UvClientChannel final : public ClientChannel {
+class UvNetwork::UvClientChannel final : public ChannelOf<ClientConnection> {
  public:
-  explicit UvClientChannel(std::shared_ptr<ClientConnection> connection)
-      : connection_(std::move(connection)) {}
+  using ChannelOf::ChannelOf;
   ~UvClientChannel() override {
     if (origin_.is_gone()) {
-      Origin::leave(connection_);
+      Origin::leave(end_);
       return;
     }
-    connection_->abandon();
+    end_->abandon();
   }
-
-  std::string address() const override { return connection_->peer(); }
-  void call(Message request, Time deadline, std::function<void(Result<Message>)> done) override {
-    connection_->call(std::move(request), deadline, std::move(done));
-  }
-  void send(const BulkHeader& header, std::span<const std::byte> data,
-            std::function<void(const Status&)> done) override {
-    connection_->send(header, data, std::move(done));
-  }
-  void send_small(const BulkHeader& header, std::span<const std::byte> data,
-                  std::function<void(const Status&)> done) override {
-    connection_->send_small(header, data, std::move(done));
-  }
-  void revoke(uint64_t operation) override { connection_->revoke(operation); }
-  void close(bool flush) override { connection_->close(flush); }
 
  private:
   const Origin origin_{};
-  std::shared_ptr<ClientConnection> connection_;
 };
 
 class UvNetwork::UvListener final : public Listener {
@@ -79,8 +62,8 @@ class UvNetwork::UvListener final : public Listener {
 
 // ---- the state
 
-UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory)
-    : loop_(std::move(loop)), read_(receive_memory) {
+UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory, std::shared_ptr<TlsContext> tls)
+    : loop_(std::move(loop)), tls_(std::move(tls)), read_(receive_memory) {
   read_.pool->set_freed([this] { loop_->post([this] { read_.feed(); }); });
 }
 
@@ -111,10 +94,11 @@ void UvNetwork::State::force_end() {
 // ---- the network
 
 Result<std::unique_ptr<Network>> UvNetwork::make(const std::string& name, size_t receive_memory,
-                                                 std::shared_ptr<ResolveLimit> resolve_limit) {
+                                                 std::shared_ptr<ResolveLimit> resolve_limit,
+                                                 std::shared_ptr<TlsContext> tls) {
   auto loop = UvLoop::start(name);
   if (!loop.ok()) return loop.status();
-  auto state = std::make_shared<State>(std::move(loop).value(), receive_memory);
+  auto state = std::make_shared<State>(std::move(loop).value(), receive_memory, std::move(tls));
   return std::unique_ptr<Network>(new UvNetwork(std::move(state), std::move(resolve_limit)));
 }
 
@@ -166,8 +150,8 @@ Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, 
   if (!bound.ok()) return bound.status();
   const std::string real = bound.value().address;
   UvLoop& loop = state_->loop();
-  auto acceptor =
-      std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, options, state_->accepting_);
+  auto acceptor = std::make_shared<Acceptor>(loop, std::move(bound).value(), handler, options,
+                                             state_->accepting_, state_->tls_);
   Status started(Code::kNoMemory, "no memory to listen on " + real);
   std::atomic<bool> done{false};
   loop.run(
@@ -183,9 +167,9 @@ Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, 
   return std::unique_ptr<Listener>(new UvListener(state_, std::move(acceptor), real));
 }
 
-Result<std::string> UvNetwork::local_address_for(const std::string& address, const std::string& interface,
-                                                 std::string* why) {
-  return choose_local_address(address, interface, why, resolve_limit_);
+Result<std::string> UvNetwork::local_address_for(const std::vector<std::string>& addresses,
+                                                 const std::string& interface, std::string* why) {
+  return choose_local_address(addresses, interface, why, resolve_limit_);
 }
 
 void UvNetwork::adopt(Fd fd, Greeting greeting, ServerHandler* handler) {

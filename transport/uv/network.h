@@ -20,7 +20,8 @@ namespace dsgd::transport::uv {
 class UvNetwork final : public Network {
  public:
   static Result<std::unique_ptr<Network>> make(const std::string& name, size_t receive_memory,
-                                               std::shared_ptr<ResolveLimit> resolve_limit);
+                                               std::shared_ptr<ResolveLimit> resolve_limit,
+                                               std::shared_ptr<TlsContext> tls);
   ~UvNetwork() override;
 
   Loop& loop() override { return state_->loop(); }
@@ -29,8 +30,8 @@ class UvNetwork final : public Network {
             std::function<void(Result<std::unique_ptr<ClientChannel>>)> done) override;
   Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptHandler* handler,
                                            const ListenOptions& options) override;
-  Result<std::string> local_address_for(const std::string& address, const std::string& interface,
-                                        std::string* why) override;
+  Result<std::string> local_address_for(const std::vector<std::string>& addresses,
+                                        const std::string& interface, std::string* why) override;
   Counters counters() const override;
 
   // An accepted connection whose hello was good comes to live here. Any thread.
@@ -41,16 +42,17 @@ class UvNetwork final : public Network {
   // the atomics.
   class State {
    public:
-    State(std::unique_ptr<UvLoop> loop, size_t receive_memory);
+    State(std::unique_ptr<UvLoop> loop, size_t receive_memory, std::shared_ptr<TlsContext> tls);
     ~State() { read_.pool->set_freed(nullptr); }
     UvLoop& loop() { return *loop_; }
-    NetworkShared shared() { return {*loop_, resolver_, read_, sent_, checksum_}; }
+    NetworkShared shared() { return {*loop_, resolver_, read_, sent_, checksum_, tls_.get()}; }
     void keep(std::shared_ptr<Connection> connection);
     void begin_end(std::atomic<bool>* ended);
     void force_end();
 
     std::unique_ptr<UvLoop> loop_;
     Resolver resolver_{*loop_};
+    const std::shared_ptr<TlsContext> tls_;  // null: none
     std::atomic<Checksum> checksum_ = Checksum::kAuto;
     ReadShared read_;
     std::atomic<uint64_t> sent_{0};

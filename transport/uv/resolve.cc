@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -47,9 +48,9 @@ Addresses ask_system(const ParsedAddress& address, bool passive) {
   return addresses;
 }
 
-// Calls `done` with the system's answer on a thread of its own, or at once if there can be no thread.
-template <typename Done>
-void ask_on_thread(const ParsedAddress& address, bool passive, Done done) {
+}  // namespace
+
+void resolve_on_thread(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done) {
   try {
     const SignalsBlocked blocked;
     std::thread([address, passive, done] { done(ask_system(address, passive)); }).detach();
@@ -58,20 +59,18 @@ void ask_on_thread(const ParsedAddress& address, bool passive, Done done) {
   }
 }
 
-}  // namespace
-
-struct Resolver::Mailbox {
+struct Resolver::Anchor {
   std::mutex mutex;
   Resolver* resolver;  // null once it has ended
 };
 
-Resolver::Resolver(UvLoop& loop) : loop_(loop), mailbox_(std::make_shared<Mailbox>()) {
-  mailbox_->resolver = this;
+Resolver::Resolver(UvLoop& loop) : loop_(loop), anchor_(std::make_shared<Anchor>()) {
+  anchor_->resolver = this;
 }
 
 void Resolver::end() {
-  std::lock_guard lock(mailbox_->mutex);
-  mailbox_->resolver = nullptr;
+  std::lock_guard lock(anchor_->mutex);
+  anchor_->resolver = nullptr;
 }
 
 std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, Done done) {
@@ -80,17 +79,17 @@ std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, 
   const auto [place, is_new] = look_ups_.try_emplace(key);
   LookUp& look_up = place->second;
   look_up.waiters.push_back(waiter);
-  const auto deliver = [mailbox = mailbox_, key](Addresses answer) {
-    std::lock_guard lock(mailbox->mutex);
-    if (!mailbox->resolver) return;
-    mailbox->resolver->loop_.post([mailbox, key, answer = std::move(answer)] {  // end() is called on the loop
-      if (mailbox->resolver) mailbox->resolver->answered(key, answer);
+  const auto deliver = [anchor = anchor_, key](Addresses answer) {
+    std::lock_guard lock(anchor->mutex);
+    if (!anchor->resolver) return;
+    anchor->resolver->loop_.post([anchor, key, answer = std::move(answer)] {  // end() is called on the loop
+      if (anchor->resolver) anchor->resolver->answered(key, answer);
     });
   };
   if (look_up.answer) {
     deliver(*std::exchange(look_up.answer, std::nullopt));
   } else if (is_new) {
-    ask_on_thread(address, false, deliver);
+    resolve_on_thread(address, false, deliver);
   }
   return waiter;
 }
@@ -113,27 +112,63 @@ void ResolveLimit::set(Time until) {
   changed_.notify_all();
 }
 
+LookUps::LookUps(std::vector<ParsedAddress> addresses, bool passive, std::shared_ptr<ResolveLimit> limit)
+    : addresses_(std::move(addresses)),
+      limit_(std::move(limit)),
+      look_ups_(std::make_shared<std::vector<LookUp>>(addresses_.size())),
+      began_(boot_time()) {
+  for (size_t i = 0; i < addresses_.size(); ++i) {
+    const auto take = [i, limit = limit_, look_ups = look_ups_](Addresses answer) {
+      std::lock_guard lock(limit->mutex_);
+      (*look_ups)[i].answer = std::move(answer);
+      limit->changed_.notify_all();
+    };
+    auto numeric = numeric_addresses(addresses_[i]);
+    if (!numeric.ok() || !numeric.value().empty())
+      take(std::move(numeric));
+    else
+      resolve_on_thread(addresses_[i], passive, take);
+  }
+}
+
+Result<LookUps::Found> LookUps::next() {
+  std::unique_lock lock(limit_->mutex_);
+  for (;;) {
+    const Time now = boot_time();
+    Time wake = limit_->until_;
+    Status failure;
+    const ParsedAddress* silent = nullptr;  // the first
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      LookUp& look_up = (*look_ups_)[i];
+      if (look_up.used) continue;
+      if (!look_up.answer) {
+        if (!silent) silent = &addresses_[i];
+        // A later address is not used before this one has had its time.
+        const Time patient_until = began_ + kPatience * static_cast<int64_t>(i + 1);
+        if (now >= patient_until) continue;
+        wake = std::min(wake, patient_until);
+        break;
+      }
+      if (look_up.answer->ok()) {
+        look_up.used = true;
+        return Found{i, std::move(*look_up.answer).value()};
+      }
+      if (failure.ok()) failure = look_up.answer->status();
+    }
+    if (!silent) return failure.ok() ? Status(Code::kUnreachable, "there is no other address") : failure;
+    if (now >= limit_->until_) return unresolved(silent->host, "no answer in time", Code::kTimeout);
+    if (wake == kNever)
+      limit_->changed_.wait(lock);
+    else
+      limit_->changed_.wait_for(lock, wake - now);
+  }
+}
+
 Addresses resolve_now(const ParsedAddress& address, bool passive,
                       const std::shared_ptr<ResolveLimit>& limit) {
-  auto numeric = numeric_addresses(address);
-  if (!numeric.ok() || !numeric.value().empty()) return numeric;
-  const auto answer = std::make_shared<std::optional<Addresses>>();  // under limit->mutex_
-  ask_on_thread(address, passive, [answer, limit](Addresses result) {
-    std::lock_guard lock(limit->mutex_);
-    *answer = std::move(result);
-    limit->changed_.notify_all();
-  });
-  std::unique_lock lock(limit->mutex_);
-  for (;;) {
-    if (*answer) return std::move(**answer);
-    if (limit->until_ == kNever) {
-      limit->changed_.wait(lock);
-      continue;
-    }
-    const Duration left = limit->until_ - boot_time();
-    if (left <= Duration{}) return unresolved(address.host, "no answer in time", Code::kTimeout);
-    limit->changed_.wait_for(lock, left);
-  }
+  auto found = LookUps({address}, passive, limit).next();
+  if (!found.ok()) return found.status();
+  return std::move(found).value().addresses;
 }
 
 }  // namespace dsgd::transport::uv

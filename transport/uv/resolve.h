@@ -19,6 +19,10 @@ namespace dsgd::transport::uv {
 
 using Addresses = Result<std::vector<SocketAddress>>;
 
+// Calls `done` with the answer of the system: on a new thread, or at once with an error if no thread can
+// be started.
+void resolve_on_thread(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done);
+
 // The look-ups of one loop; used on it. A look-up goes on when its caller stops waiting, and the next caller
 // for the same address gets its answer, once. So a name server that takes longer than the deadline of a dial
 // delays the connection and does not prevent it. If the answer is out of date, the dial fails, and the next
@@ -37,24 +41,50 @@ class Resolver {
     std::vector<std::weak_ptr<Done>> waiters;
     std::optional<Addresses> answer;  // came when nobody waited
   };
-  struct Mailbox;  // where a thread leaves its answer
+  struct Anchor;  // outlives the resolver: threads deliver their answers to it
   void answered(const std::string& key, const Addresses& answer);
 
   UvLoop& loop_;
   std::map<std::string, LookUp> look_ups_;
-  const std::shared_ptr<Mailbox> mailbox_;
+  const std::shared_ptr<Anchor> anchor_;
 };
 
-// The time at which resolve_now() gives up. Any thread.
+// The time at which a caller that blocks gives up. Any thread.
 class ResolveLimit {
  public:
   void set(Time until);  // also for a call under way
 
  private:
-  friend Addresses resolve_now(const ParsedAddress&, bool, const std::shared_ptr<ResolveLimit>&);
+  friend class LookUps;
   std::mutex mutex_;
   std::condition_variable changed_;
   Time until_ = kNever;
+};
+
+// Looks up several addresses at the same time, for a caller that blocks.
+class LookUps {
+ public:
+  // `passive`: for addresses to listen on.
+  LookUps(std::vector<ParsedAddress> addresses, bool passive, std::shared_ptr<ResolveLimit> limit);
+  struct Found {
+    size_t index;
+    std::vector<SocketAddress> addresses;
+  };
+  // Blocks. Returns the next one that is resolved, in their order; but one whose name server is silent delays
+  // the others by no more than kPatience. The first failure if there is none; kTimeout after `limit`.
+  Result<Found> next();
+
+ private:
+  static constexpr Duration kPatience = std::chrono::seconds(1);
+  struct LookUp {
+    std::optional<Addresses> answer;
+    bool used = false;
+  };
+
+  const std::vector<ParsedAddress> addresses_;
+  const std::shared_ptr<ResolveLimit> limit_;
+  const std::shared_ptr<std::vector<LookUp>> look_ups_;  // under limit_->mutex_
+  const Time began_;
 };
 
 // Blocks; kTimeout after `limit`. `passive`: for an address to listen on.

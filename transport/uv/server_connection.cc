@@ -112,12 +112,14 @@ class ServerConnection::WireServer final : public schema::Wire::Server {
 
 Result<std::shared_ptr<ServerConnection>> ServerConnection::make(NetworkShared shared, Fd fd,
                                                                  Greeting greeting, ServerHandler* handler) {
-  greeting.hello.checksum = greeting.hello.checksum || wants_checksums(shared.checksum, fd.get());
+  greeting.hello.checksum =
+      greeting.hello.checksum || wants_checksums(shared.checksum, {fd.get(), greeting.tls.get()});
+  std::shared_ptr<Tls> tls = std::move(greeting.tls);
   std::shared_ptr<ServerConnection> self(new ServerConnection(shared, std::move(greeting), handler));
-  auto link = Link::make(shared.loop.port(), std::move(fd), capnp::rpc::twoparty::Side::SERVER, shared.read,
-                         shared.sent, self.get(), self.get());
-  if (!link.ok()) return link.status();
-  self->link_ = std::move(link).value();
+  DSGD_RETURN_IF_ERROR(Link::make(shared.loop.port(), std::move(fd), std::move(tls),
+                                  capnp::rpc::twoparty::Side::SERVER, shared.read, shared.sent, self.get(),
+                                  self.get())
+                           .into(&self->link_));
   return self;
 }
 

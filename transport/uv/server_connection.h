@@ -19,6 +19,7 @@ struct Greeting {
   std::string from;
   Hello hello;
   Proof proof;  // of this side, to be sent with the verdict
+  std::shared_ptr<Tls> tls;
 };
 
 class ServerConnection final : public Connection, public ServerChannel, private FrameReader::Landing {

@@ -188,7 +188,7 @@ bool UvLoop::someone_may_drive() const {
   return false;
 }
 
-// The role is free: the next waiter has it, or the thread must be told when nobody waits but work is left.
+// The role is free. Wakes the first waiter that may drive; if there is none, and work is left, the thread.
 void UvLoop::hand_over() {
   for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
     if (waiter->may_drive) return waiter->wake.notify_one();
@@ -224,10 +224,11 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
     if (done.load(std::memory_order_acquire) || now() >= deadline) {
       // Calls that end at once, one after the other, keep the communication thread away. So one of them looks
       // at the sockets every kLinger.
-      if (now() - polled_ < kLinger) break;
-      port_->flush();
-      poll();
-      work();
+      if (now() - polled_ >= kLinger) {
+        port_->flush();
+        poll();
+      }
+      work();  // also for what the last tasks have posted, or the communication thread would be woken for it
       tell_waiters();
       break;
     }
@@ -329,14 +330,14 @@ void UvLoop::drive_until_yield() {
 
 // ---- the driver's work
 
-// Tasks do not throw by contract, but for want of memory.
+// By contract a task throws nothing but std::bad_alloc.
 void UvLoop::run_task(Task& task) {
   port_->guarded(task);
   task = nullptr;  // what it holds goes before the next one runs
 }
 
 void UvLoop::work() {
-  tell_exhausted();  // before anything else is concluded from what has come to nothing
+  tell_exhausted();  // first: an event may be lost, and later tasks could draw wrong conclusions from that
   run_posted();
   run_timers();
   run_kj();

@@ -2,10 +2,15 @@
 
 #include <string.h>
 
+#include "capi/src/dlpack_structs.h"
+
 /* Looked up once, when the library is loaded, through the class loader that loads io.dsgd. */
 static struct {
   jclass exception;
   jmethodID exception_of;
+  jclass natives;
+  jmethodID utf8_of;
+  jmethodID string_of;
   jclass step_result;
   jmethodID step_result_new;
   jclass session_info;
@@ -23,30 +28,28 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
   JNIEnv* env;
   (void)reserved;
   if ((*vm)->GetEnv(vm, (void**)&env, JNI_VERSION_10) != JNI_OK) return JNI_ERR;
-  g_java.exception = global_class(env, "io/dsgd/DsgdException");
-  if (g_java.exception == NULL) return JNI_ERR;
-  g_java.exception_of = (*env)->GetStaticMethodID(
-      env, g_java.exception, "of",
-      "(IILjava/lang/String;Ljava/lang/String;Ljava/lang/String;Ljava/lang/String;)Lio/dsgd/DsgdException;");
-  if (g_java.exception_of == NULL) return JNI_ERR;
-  g_java.step_result = global_class(env, "io/dsgd/StepResult");
-  if (g_java.step_result == NULL) return JNI_ERR;
-  g_java.step_result_new = (*env)->GetMethodID(env, g_java.step_result, "<init>", "(JJIZZZDD)V");
-  if (g_java.step_result_new == NULL) return JNI_ERR;
-  g_java.session_info = global_class(env, "io/dsgd/SessionInfo");
-  if (g_java.session_info == NULL) return JNI_ERR;
-  g_java.session_info_new = (*env)->GetMethodID(env, g_java.session_info, "<init>", "(JJJIIIIII)V");
-  if (g_java.session_info_new == NULL) return JNI_ERR;
-  jclass array = (*env)->FindClass(env, "io/dsgd/NativeArray");
-  if (array == NULL) return JNI_ERR;
-  g_java.array_address = (*env)->GetFieldID(env, array, "address", "J");
-  g_java.array_nbytes = (*env)->GetFieldID(env, array, "nbytes", "J");
-  if (g_java.array_address == NULL || g_java.array_nbytes == NULL) return JNI_ERR;
-  return JNI_VERSION_10;
+  jclass array;
+  const int found =
+      (g_java.exception = global_class(env, "io/dsgd/DsgdException")) &&
+      (g_java.exception_of =
+           (*env)->GetStaticMethodID(env, g_java.exception, "of",
+                                     "(IILjava/lang/String;Ljava/lang/String;Ljava/lang/"
+                                     "String;Ljava/lang/String;)Lio/dsgd/DsgdException;")) &&
+      (g_java.natives = global_class(env, "io/dsgd/Natives")) &&
+      (g_java.utf8_of = (*env)->GetStaticMethodID(env, g_java.natives, "utf8Of", "(Ljava/lang/String;)[B")) &&
+      (g_java.string_of =
+           (*env)->GetStaticMethodID(env, g_java.natives, "stringOf", "([B)Ljava/lang/String;")) &&
+      (g_java.step_result = global_class(env, "io/dsgd/StepResult")) &&
+      (g_java.step_result_new = (*env)->GetMethodID(env, g_java.step_result, "<init>", "(JJIZZZDDJIZ)V")) &&
+      (g_java.session_info = global_class(env, "io/dsgd/SessionInfo")) &&
+      (g_java.session_info_new = (*env)->GetMethodID(env, g_java.session_info, "<init>", "(JJJIIIIII)V")) &&
+      (array = (*env)->FindClass(env, "io/dsgd/NativeArray")) &&
+      (g_java.array_address = (*env)->GetFieldID(env, array, "address", "J")) &&
+      (g_java.array_nbytes = (*env)->GetFieldID(env, array, "nbytes", "J"));
+  return found ? JNI_VERSION_10 : JNI_ERR;
 }
 
-/* ---- Errors
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- Errors */
 
 static void throw_new(JNIEnv* env, int32_t status, int32_t rank, const char* host, const char* operation,
                       const char* parameter, const char* message) {
@@ -72,105 +75,43 @@ void jni_throw_text(JNIEnv* env, int32_t status, const char* message) {
   throw_new(env, status, -1, "", "", "", message);
 }
 
-/* ---- Text
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- Text, converted by Java: modified UTF-8, which JNI has functions for, is not UTF-8 */
 
 int jni_utf8(JNIEnv* env, jstring text, char** utf8) {
   *utf8 = NULL;
   if (text == NULL) return 1;
-  const size_t length = (size_t)(*env)->GetStringLength(env, text);
-  jchar* units = (jchar*)malloc((length + 1) * sizeof *units);
-  unsigned char* out = (unsigned char*)malloc(length * 3 + 1);
-  if (units == NULL || out == NULL) {
-    free(units);
-    free(out);
+  jbyteArray bytes = (jbyteArray)(*env)->CallStaticObjectMethod(env, g_java.natives, g_java.utf8_of, text);
+  if ((*env)->ExceptionCheck(env)) return 0;
+  const jsize length = (*env)->GetArrayLength(env, bytes);
+  char* copy = (char*)calloc((size_t)length + 1, 1);
+  if (copy == NULL) {
     jni_throw_text(env, DSGD_ERR_NO_MEMORY, "no memory to pass a string to dsgd");
     return 0;
   }
-  (*env)->GetStringRegion(env, text, 0, (jsize)length, units);
-  unsigned char* end = out;
-  for (size_t i = 0; i < length; ++i) {
-    uint32_t c = units[i];
-    if (c == 0) { /* C would silently end here */
-      free(units);
-      free(out);
-      jni_throw_text(env, DSGD_ERR_INVALID_ARGUMENT, "a string contains the character U+0000; remove it");
-      return 0;
-    }
-    if (c >= 0xD800 && c <= 0xDFFF) {
-      const int paired = c < 0xDC00 && i + 1 < length && units[i + 1] >= 0xDC00 && units[i + 1] <= 0xDFFF;
-      c = paired ? 0x10000 + ((c - 0xD800) << 10) + (units[++i] - 0xDC00u) : 0xFFFD;
-    }
-    if (c < 0x80) {
-      *end++ = (unsigned char)c;
-    } else if (c < 0x800) {
-      *end++ = (unsigned char)(0xC0 | c >> 6);
-      *end++ = (unsigned char)(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-      *end++ = (unsigned char)(0xE0 | c >> 12);
-      *end++ = (unsigned char)(0x80 | (c >> 6 & 0x3F));
-      *end++ = (unsigned char)(0x80 | (c & 0x3F));
-    } else {
-      *end++ = (unsigned char)(0xF0 | c >> 18);
-      *end++ = (unsigned char)(0x80 | (c >> 12 & 0x3F));
-      *end++ = (unsigned char)(0x80 | (c >> 6 & 0x3F));
-      *end++ = (unsigned char)(0x80 | (c & 0x3F));
-    }
+  (*env)->GetByteArrayRegion(env, bytes, 0, length, (jbyte*)copy);
+  (*env)->DeleteLocalRef(env, bytes);
+  if (strlen(copy) != (size_t)length) { /* C would silently end there */
+    free(copy);
+    jni_throw_text(env, DSGD_ERR_INVALID_ARGUMENT, "a string contains the character U+0000; remove it");
+    return 0;
   }
-  *end = '\0';
-  free(units);
-  *utf8 = (char*)out;
+  *utf8 = copy;
   return 1;
-}
-
-/* One code point from *bytes, which moves on; U+FFFD for what is not UTF-8. */
-static uint32_t next_code_point(const unsigned char** bytes) {
-  const unsigned char* p = *bytes;
-  const uint32_t first = *p++;
-  const int more = first < 0x80                    ? 0
-                   : first >= 0xC2 && first < 0xE0 ? 1
-                   : first >= 0xE0 && first < 0xF0 ? 2
-                   : first >= 0xF0 && first < 0xF5 ? 3
-                                                   : -1;
-  *bytes = p;
-  if (more < 0) return 0xFFFD;
-  static const uint32_t kMask[] = {0x7F, 0x1F, 0x0F, 0x07};
-  static const uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
-  uint32_t c = first & kMask[more];
-  for (int i = 0; i < more; ++i, ++p) {
-    if ((*p & 0xC0) != 0x80) return 0xFFFD; /* the terminating NUL too */
-    c = c << 6 | (*p & 0x3F);
-  }
-  if (c < kLeast[more] || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return 0xFFFD;
-  *bytes = p;
-  return c;
 }
 
 jstring jni_string(JNIEnv* env, const char* utf8) {
   if (utf8 == NULL) return NULL;
-  jchar* units = (jchar*)malloc((strlen(utf8) + 1) * sizeof *units); /* never more units than bytes */
-  if (units == NULL) {
-    (*env)->ThrowNew(env, (*env)->FindClass(env, "java/lang/OutOfMemoryError"),
-                     "no memory for a string of dsgd");
-    return NULL;
-  }
-  jsize length = 0;
-  for (const unsigned char* p = (const unsigned char*)utf8; *p != '\0';) {
-    const uint32_t c = next_code_point(&p);
-    if (c < 0x10000) {
-      units[length++] = (jchar)c;
-    } else {
-      units[length++] = (jchar)(0xD800 + ((c - 0x10000) >> 10));
-      units[length++] = (jchar)(0xDC00 + ((c - 0x10000) & 0x3FF));
-    }
-  }
-  jstring text = (*env)->NewString(env, units, length);
-  free(units);
+  const jsize length = (jsize)strlen(utf8);
+  jbyteArray bytes = (*env)->NewByteArray(env, length);
+  if (bytes == NULL) return NULL; /* OutOfMemoryError is on its way */
+  (*env)->SetByteArrayRegion(env, bytes, 0, length, (const jbyte*)utf8);
+  jstring text = (jstring)(*env)->CallStaticObjectMethod(env, g_java.natives, g_java.string_of, bytes);
+  if ((*env)->ExceptionCheck(env)) return NULL;
+  (*env)->DeleteLocalRef(env, bytes);
   return text;
 }
 
-/* ---- Arrays and numbers
- * ------------------------------------------------------------------------------------------- */
+/* ---- Arrays and numbers */
 
 int jni_longs_out(JNIEnv* env, jlongArray array, jlong** values, size_t* length) {
   *values = NULL;
@@ -193,13 +134,14 @@ int jni_longs(JNIEnv* env, jlongArray array, jlong** values, size_t* length) {
 
 int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options) {
   if (numbers == NULL) return 1;
-  jlong given[3];
-  (*env)->GetLongArrayRegion(env, numbers, 0, 3, given);
+  jlong given[4];
+  (*env)->GetLongArrayRegion(env, numbers, 0, 4, given);
   if ((*env)->ExceptionCheck(env)) return 0;
   dsgd_op_options_init(options, sizeof *options);
   options->user_data = (void*)(intptr_t)given[0];
   options->timeout_ms = (int32_t)given[1];
   options->channel = (uint32_t)given[2];
+  options->stream = (void*)(intptr_t)given[3];
   return 1;
 }
 
@@ -215,10 +157,10 @@ void jni_set_int(JNIEnv* env, jintArray array, int32_t value) {
 
 void jni_set_step_result(JNIEnv* env, jobjectArray array, const dsgd_step_result* r) {
   if (array == NULL) return;
-  jobject result =
-      (*env)->NewObject(env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->view,
-                        (jint)r->size, (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0),
-                        (jboolean)(r->stop != 0), (jdouble)r->weight, (jdouble)r->gradient_norm);
+  jobject result = (*env)->NewObject(
+      env, g_java.step_result, g_java.step_result_new, (jlong)r->step, (jlong)r->view, (jint)r->size,
+      (jboolean)(r->applied != 0), (jboolean)(r->all_done != 0), (jboolean)(r->stop != 0), (jdouble)r->weight,
+      (jdouble)r->gradient_norm, (jlong)r->nonfinite, (jint)r->nonfinite_rank, (jboolean)(r->skipped != 0));
   if (!(*env)->ExceptionCheck(env)) (*env)->SetObjectArrayElement(env, array, 0, result);
 }
 
@@ -242,8 +184,7 @@ void jni_set_config_key(JNIEnv* env, jobjectArray array, const dsgd_config_key* 
   }
 }
 
-/* ---- Memory
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- Memory */
 
 int jni_array(JNIEnv* env, jobject array, void** address, size_t* nbytes) {
   *address = NULL;
@@ -269,36 +210,12 @@ jobject jni_buffer_over(JNIEnv* env, void* address, size_t nbytes) {
   return (*env)->NewDirectByteBuffer(env, address != NULL ? address : &nothing, (jlong)nbytes);
 }
 
-/* ---- DLPack
- * ----------------------------------------------------------------------------------------------------- */
-
-/* The beginning of DLPack 1.x's struct, as far as it is needed here. */
-struct DLManagedTensorVersioned {
-  uint32_t major;
-  uint32_t minor;
-  void* manager_context;
-  void (*deleter)(struct DLManagedTensorVersioned* self);
-  uint64_t flags;
-  void* data;
-  struct {
-    int32_t device_type;
-    int32_t device_id;
-  } device;
-  int32_t ndim;
-  struct {
-    uint8_t code;
-    uint8_t bits;
-    uint16_t lanes;
-  } dtype;
-  int64_t* shape;
-  int64_t* strides;
-  uint64_t byte_offset;
-};
+/* ---- DLPack */
 
 void jni_dlpack_delete(struct DLManagedTensorVersioned* tensor) {
   if (tensor != NULL && tensor->deleter != NULL) tensor->deleter(tensor);
 }
 
 void* jni_dlpack_data(struct DLManagedTensorVersioned* tensor) {
-  return tensor == NULL ? NULL : (char*)tensor->data + tensor->byte_offset;
+  return tensor == NULL ? NULL : (char*)tensor->dl_tensor.data + tensor->dl_tensor.byte_offset;
 }

@@ -23,7 +23,7 @@ int jni_longs(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 /* The same, zeroed instead of copied: for results. */
 int jni_longs_out(JNIEnv* env, jlongArray array, jlong** values, size_t* length);
 
-/* Fills `options` from {user data, timeout_ms, channel}; leaves it alone for null. */
+/* Fills `options` from {user data, timeout_ms, channel, stream}; leaves it alone for null. */
 int jni_op_options(JNIEnv* env, jlongArray numbers, dsgd_op_options* options);
 
 /* Address and bytes of a NativeArray; NULL and 0 for null. */

@@ -1,4 +1,4 @@
-"""Buffers of the host's, taken without a copy: the buffer protocol first, else DLPack."""
+"""Buffers of the host's program, taken without a copy: the buffer protocol first, else DLPack."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _FORMATS.update({("l", dtype.itemsize): dtype for dtype in DType if dtype.format
 _FORMATS.update({("L", dtype.itemsize): dtype for dtype in DType if dtype.format in "IQ"})
 _DLPACK_TYPES = {dtype.dlpack: dtype for dtype in DType}
 _DEVICE_CPU, _DEVICE_CUDA, _DEVICE_CUDA_HOST, _DEVICE_CUDA_MANAGED = 1, 2, 3, 13
+_DEFAULT_STREAM = 1  # work that a producer has enqueued before it exports a tensor for this stream comes before the work of dsgd
 
 
 def dlpack_device(device: str) -> Tuple[int, int]:
@@ -47,10 +48,15 @@ def dlpack_device(device: str) -> Tuple[int, int]:
 class Buffer:
     """A contiguous buffer that stays exported, and its memory thus in place, while this object lives."""
 
-    __slots__ = ("owner", "source", "dtype", "shape", "readonly")
+    __slots__ = ("owner", "source", "dtype", "shape", "readonly", "stream")
 
-    def __init__(self, owner: Any, what: str, device: str = "cpu") -> None:
+    def __init__(self, owner: Any, what: str, device: str = "cpu", any_device: bool = False) -> None:
         self.owner = owner  # as the host gave it
+        self.stream = 0  # in which its content is complete; of a GPU's
+        if any_device and _is_on_gpu(owner):
+            self.stream = _DEFAULT_STREAM
+            self._take_capsule(owner, what, {"stream": _DEFAULT_STREAM})
+            return
         if device != "cpu":
             self._take_device_tensor(owner, what, device)
             return
@@ -106,8 +112,7 @@ class Buffer:
             raise InvalidArgumentError(
                 f"{what} is on {_device_text(where)}, but its replica is on {device}; give a tensor on that device"
             )
-        # Stream 1 is the default stream: work that the producer has enqueued runs before the work of dsgd.
-        self._take_capsule(owner, what, {"stream": 1})
+        self._take_capsule(owner, what, {"stream": _DEFAULT_STREAM})
 
     def _take_capsule(self, owner: Any, what: str, options: Dict[str, Any]) -> None:
         try:
@@ -140,6 +145,10 @@ class Buffer:
                 "(arrays of JAX are never writable)"
             )
         return self
+
+
+def _is_on_gpu(owner: Any) -> bool:
+    return hasattr(owner, "__dlpack_device__") and owner.__dlpack_device__()[0] == _DEVICE_CUDA
 
 
 def _device_text(device: Any) -> str:

@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays, buffers and CPU tensors, in place and without copies."""
+"""Collectives on NumPy arrays, buffers and tensors, in place and without copies."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ class Collectives:
 
     The plain forms wait until the end; those named _async return an Operation, and the buffers are dsgd's until it has
     ended. `reduction` is one of sum, min, max, prod, mean.
+
+    Buffers are in host memory, or tensors on a GPU that have __dlpack__; those of one call are on one GPU. A tensor is read and
+    written after the work that its library has enqueued before the call, as far as its DLPack export orders that: PyTorch's and
+    CuPy's do for the current stream. When the operation has ended, the result is in memory, for work in every stream.
     """
 
     _handle: Handle
-    _options: Optional[Tuple[int, int, int]] = None  # of the operations: user data, timeout in ms, channel
+    _options: Tuple[int, int, int] = (0, -1, 0)  # of the operations: user data, timeout in ms (-1: step_timeout), channel
 
     def allreduce_async(self, data: DataT, reduction: Union[str, Reduction] = "sum") -> Operation[DataT]:
-        buffer = Buffer(data, "data").require_writable("data")
+        buffer = Buffer(data, "data", any_device=True).require_writable("data")
         return Operation(
             self._handle, (buffer,), lambda _: data,
-            _raw.dsgd_allreduce, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options,
+            _raw.dsgd_allreduce, buffer.source, buffer.source, buffer.dtype, reduction_of(reduction), self._options_of(buffer),
         )
 
     def allreduce(self, data: DataT, reduction: Union[str, Reduction] = "sum") -> DataT:
@@ -36,10 +40,10 @@ class Collectives:
         return self.allreduce_async(data, reduction).wait()
 
     def broadcast_async(self, data: DataT, root: int = 0) -> Operation[DataT]:
-        buffer = Buffer(data, "data").require_writable("data")
+        buffer = Buffer(data, "data", any_device=True).require_writable("data")
         return Operation(
             self._handle, (buffer,), lambda _: data,
-            _raw.dsgd_broadcast, buffer.source, buffer.dtype, root, self._options,
+            _raw.dsgd_broadcast, buffer.source, buffer.dtype, root, self._options_of(buffer),
         )
 
     def broadcast(self, data: DataT, root: int = 0) -> DataT:
@@ -51,15 +55,15 @@ class Collectives:
     @overload
     def allgather_async(self, send: Data, receive: DataT, element_counts: Optional[Sequence[int]] = None) -> Operation[DataT]: ...
     def allgather_async(self, send: Data, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Operation[Any]:
-        source = Buffer(send, "send")
+        source = Buffer(send, "send", any_device=True)
         size = self._checked_size(element_counts)
         if receive is None:
             shape = (size, *source.shape) if element_counts is None else (sum(element_counts),)
             receive = _new_array(shape, source)
-        target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
+        target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
         return Operation(
             self._handle, (source, target), lambda _: receive,
-            _raw.dsgd_allgather, source.source, target.source, element_counts, source.dtype, self._options,
+            _raw.dsgd_allgather, source.source, target.source, element_counts, source.dtype, self._options_of(source, target),
         )
 
     @overload
@@ -82,7 +86,7 @@ class Collectives:
     def reduce_scatter_async(
         self, send: Data, receive: Any = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
     ) -> Operation[Any]:
-        source = Buffer(send, "send")
+        source = Buffer(send, "send", any_device=True)
         size = self._checked_size(element_counts)
         if receive is None:
             if element_counts is None and source.count % size != 0:
@@ -91,10 +95,11 @@ class Collectives:
                 )
             rank = _raw.dsgd_rank(self._handle.pointer)
             receive = _new_array((source.count // size if element_counts is None else element_counts[rank],), source)
-        target = _same_dtype(source, Buffer(receive, "receive").require_writable("receive"))
+        target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
         return Operation(
             self._handle, (source, target), lambda _: receive,
-            _raw.dsgd_reduce_scatter, source.source, target.source, element_counts, source.dtype, reduction_of(reduction), self._options,
+            _raw.dsgd_reduce_scatter, source.source, target.source, element_counts, source.dtype, reduction_of(reduction),
+            self._options_of(source, target),
         )
 
     @overload
@@ -113,11 +118,14 @@ class Collectives:
         return self.reduce_scatter_async(send, receive, reduction, element_counts).wait()
 
     def barrier_async(self) -> Operation[None]:
-        return Operation(self._handle, (), lambda _: None, _raw.dsgd_barrier, self._options)
+        return Operation(self._handle, (), lambda _: None, _raw.dsgd_barrier, self._options_of())
 
     def barrier(self) -> None:
         """Ends when all workers have called it."""
         self.barrier_async().wait()
+
+    def _options_of(self, *buffers: Buffer) -> Tuple[int, int, int, int]:
+        return (*self._options, max((buffer.stream for buffer in buffers), default=0))
 
     def _checked_size(self, element_counts: Optional[Sequence[int]]) -> int:
         """The number of workers; dsgd reads one element count for each."""

@@ -1,4 +1,4 @@
-"""What an element type knows of itself, from its name."""
+"""The base of DType: sizes and codes of an element type, from its name."""
 
 from __future__ import annotations
 

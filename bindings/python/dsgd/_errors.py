@@ -97,18 +97,9 @@ class MismatchError(Error, ValueError):
     status = Status.MISMATCH
 
 
-SUBCLASSES = (
-    InvalidArgumentError,
-    StateError,
-    ClosedError,
-    TimeoutError,
-    WaitTimeoutError,
-    WorkerLostError,
-    MismatchError,
-)
-for _kind in SUBCLASSES:
+_BY_STATUS: Dict[Status, Type[Error]] = {kind.status: kind for kind in Error.__subclasses__()}
+for _kind in _BY_STATUS.values():
     _kind.__module__ = Error.__module__
-_BY_STATUS: Dict[Status, Type[Error]] = {kind.status: kind for kind in SUBCLASSES}
 
 # A value in a message is quoted, and stays as it is.
 _C_NAME = re.compile(r"(?<![\w'/.-])(?:dsgd|DSGD)_\w+")

@@ -8,6 +8,7 @@ a session refers to its Handle, never the Handle to them, so that plain referenc
 from __future__ import annotations
 
 import _thread
+import concurrent.futures
 import numbers
 import threading
 import weakref
@@ -68,7 +69,8 @@ class Handle:
         self.on_close: List[Callable[[], None]] = []
         self._opened: List[Any] = []
         self._left: List[bool] = []  # not empty: closed
-        finalizer = weakref.finalize(self, _free, self._opened, self._left, self.pending, self.orphans, self.bound)
+        held = (self._opened, self.pending, self.orphans, self.bound)
+        finalizer = weakref.finalize(self, _free, self._left, *held)
         # At exit another thread may be within a call: sessions are closed then, by close_all, but not freed.
         finalizer.atexit = False
 
@@ -131,39 +133,42 @@ class Handle:
                 function()
 
     def _leave(self, timeout_ms: int) -> None:
-        """Calls dsgd_close. In the main thread it runs in a helper thread, so that Ctrl-C can interrupt the wait: Python handles
-        signals in the main thread, between calls into C."""
-        if timeout_ms == 0 or threading.current_thread() is not threading.main_thread():
-            return _raw.dsgd_close(self.pointer, timeout_ms)
-        failures: List[Error] = []
-
-        def leave() -> None:
-            try:
-                _raw.dsgd_close(self.pointer, timeout_ms)
-            except Error as failure:
-                failures.append(failure)
-
-        thread = threading.Thread(target=leave, name="dsgd-close", daemon=True)
+        if timeout_ms == 0:
+            return _raw.dsgd_close(self.pointer, 0)
         try:
-            thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is ending
-            return _raw.dsgd_close(self.pointer, timeout_ms)
-        try:
-            thread.join()
-        except BaseException:
-            _raw.dsgd_close(self.pointer, 0)  # ends the wait of the thread's call, too
+            interruptible(lambda: _raw.dsgd_close(self.pointer, timeout_ms))
+        except Error:
             raise
-        if failures:
-            raise failures[0]
+        except BaseException:
+            _raw.dsgd_close(self.pointer, 0)  # ends the wait of the other thread's call, too
+            raise
 
 
-def _free(
-    opened: List[Any],
-    left: List[bool],
-    pending: Set[Pending],
-    orphans: Set[Pending],
-    bound: Dict[Any, List[Any]],
-) -> None:
+def interruptible(function: Callable[[], Any], abandoned: Callable[[Any], None] = lambda _: None) -> Any:
+    """`function()`, which blocks in C, so that Ctrl-C can interrupt the wait. Python handles signals in the main thread, between
+    calls into C, so there a helper thread makes the call. An interrupted call goes on, and `abandoned` gets its result."""
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as failure:
+            future.set_exception(failure)
+
+    try:
+        threading.Thread(target=call, name="dsgd-call", daemon=True).start()
+    except RuntimeError:  # no more threads, or the interpreter is ending
+        return function()
+    try:
+        return future.result()
+    except BaseException:
+        future.add_done_callback(lambda ended: None if ended.exception() else abandoned(ended.result()))
+        raise
+
+
+def _free(left: List[bool], opened: List[Any], *others: Any) -> None:
     """Frees what a Handle held. The collector may call this within any other code.
 
     An open session first leaves its job, which may take some time, so a thread does that. It is not a threading.Thread,
@@ -171,11 +176,11 @@ def _free(
     """
     if opened and not left:
         try:
-            _thread.start_new_thread(_leave_and_free, (opened, pending, orphans, bound))
+            _thread.start_new_thread(_leave_and_free, (opened, *others))
             return
         except RuntimeError:  # no more threads, or the interpreter is ending
             pass
-    _leave_and_free(opened, pending, orphans, bound)
+    _leave_and_free(opened, *others)
 
 
 def _leave_and_free(

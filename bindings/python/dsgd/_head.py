@@ -9,18 +9,24 @@ from typing import Any, Optional
 from . import _raw
 from ._config import Config, config_from
 from ._errors import ClosedError
-from ._handle import wait_in_slices
+from ._handle import interruptible, wait_in_slices
 
 
 _LIVE: "weakref.WeakSet[Head]" = weakref.WeakSet()
 
 
 class Head:
-    """Serves one job until it is closed: `with dsgd.Head(head="127.0.0.1:0", num_workers=4) as head: ...`"""
+    """Serves one job until it is closed: `with dsgd.Head(head="127.0.0.1:0", num_workers=4) as head: ...`
+
+    With the key `head_state`, a path, the head keeps its job in that file. If the head is lost, the workers train on and dial it
+    again, for `head_timeout`. A head that is then started at the same address, with the same file, keys and token, goes on with the
+    job. close() does not remove the file; the end of the job does. With `head_state` = "etcd://HOST:PORT/PREFIX" several heads of a
+    job may run on several machines: one serves, the others stand by. The workers' key `head` lists the addresses of all.
+    """
 
     def __init__(self, config: Optional[Config] = None, **options: Any) -> None:
         served = config_from(config, options)  # must live until the call has ended
-        self._pointer = _raw.dsgd_head_start(served._pointer)
+        self._pointer = interruptible(lambda: _raw.dsgd_head_start(served._pointer), abandoned=_raw.dsgd_head_free)
         self.address: str = _raw.dsgd_head_address(self._pointer)  #: what workers are told, with the real port
         self._finalizer = weakref.finalize(self, _raw.dsgd_head_free, self._pointer)
         self._finalizer.atexit = False  # another thread may be within a call; close_heads sees to it

@@ -22,7 +22,8 @@ def refuse_free_threaded() -> None:
 
 
 def explained(error: ImportError) -> ImportError:
-    """What lies here, what runs, and what to do; `error` itself where it says so: a library that cannot be loaded."""
+    """Says which extension modules are here, which Python runs, and what to do. Returns `error` itself if a module for this
+    Python is here, since it then says why the library cannot be loaded."""
     found = sorted(path.name for path in FOLDER.glob("_raw.*.so"))
     if any((FOLDER / f"_raw{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         return error

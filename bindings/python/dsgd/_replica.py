@@ -10,7 +10,7 @@ from . import _raw
 from ._buffers import Array, Buffer, Data, as_array, dlpack_device, numpy_or_none
 from ._config import options_text
 from ._errors import InvalidArgumentError
-from ._handle import Handle
+from ._handle import Handle, interruptible
 from ._tables import DType
 
 
@@ -122,7 +122,11 @@ class Replica:
         return Tensor(self, parameter, 0), Tensor(self, parameter, 1) if parameter.trained else None
 
     def _alloc(self, parameter: Parameter) -> None:
-        _raw.dsgd_alloc(self._pointer, _pointer_of(parameter))
+        pointer = _pointer_of(parameter)
+        if self.device == "cpu":
+            _raw.dsgd_alloc(self._pointer, pointer)
+        else:
+            interruptible(lambda: _raw.dsgd_alloc(self._pointer, pointer))
         self._handle.bound.pop((self.index, parameter.name), None)
 
     def set_weight(self, weight: Optional[float]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import atexit
 import operator
+import os
 import warnings
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Literal, Optional, Tuple, Type, Union, overload
@@ -14,8 +15,8 @@ from . import _logs, _raw
 from ._buffers import Buffer, Data, as_array
 from ._collectives import Channel, Collectives
 from ._config import Config, config_from, options_text
-from ._errors import Error, InvalidArgumentError, StateError
-from ._handle import Handle, close_all, milliseconds, wait_in_slices
+from ._errors import Error, InvalidArgumentError, MismatchError, StateError
+from ._handle import Handle, close_all, interruptible, milliseconds, wait_in_slices
 from ._head import close_heads
 from ._nccl import wheel_nccl
 from ._operation import Operation, StepOperation
@@ -34,6 +35,10 @@ def _reason(exception: BaseException) -> str:
     return f"{type(exception).__name__}: {text}" if text else type(exception).__name__
 
 
+def _path(folder: Union[str, "os.PathLike[str]", None]) -> Optional[str]:
+    return None if folder is None else os.fspath(folder)
+
+
 class Session(Collectives):
     """One worker's membership in a job, made by dsgd.init; a context manager.
 
@@ -41,12 +46,13 @@ class Session(Collectives):
     other workers learn at once.
     """
 
-    def __init__(self, handle: Handle, optimizer_is_none: bool = False) -> None:
+    def __init__(self, handle: Handle, optimizer_is_none: bool = False, early_update: bool = False) -> None:
         self._handle = handle
         self._parameters: List[Parameter] = []
         self._replicas: List[Replica] = []
         self._optimizer_is_none = optimizer_is_none
         self._optimizer_chosen = False
+        self._early_update = early_update  # the configuration's: no gradient may be absent
         self._attached = False  # to a module, by dsgd.torch
         self._rates_set = 0  # calls of set_learning_rate
 
@@ -104,8 +110,9 @@ class Session(Collectives):
 
     def close(self, timeout: Optional[float] = None) -> None:
         """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
-        up to their own deadlines), then ends them. The buffers are the host's again. Closing twice is fine. Ctrl-C ends
-        the wait and the operations."""
+        up to their own deadlines), then ends them. In a job that outlives losses, it also waits until the last step is
+        final, which `timeout` limits, too (dsgd_close in dsgd.h). The buffers are the host's again. Closing twice is
+        fine. Ctrl-C ends the wait and the operations."""
         self._handle.close(milliseconds(timeout))
 
     def channel(self, number: int, timeout: Optional[float] = None) -> Channel:
@@ -234,8 +241,7 @@ class Session(Collectives):
     @property
     def loss_scale(self) -> float:
         """Factor to multiply the loss by before the next backward pass; 1 unless `loss_scale` is configured.
-        A step whose mean gradient is not finite then changes nothing on any worker: its result has neither `applied` nor
-        `all_done`."""
+        A step whose mean gradient is not finite then changes nothing on any worker: its result is `skipped`."""
         return float(_raw.dsgd_loss_scale(self._handle.pointer))
 
     def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
@@ -251,16 +257,22 @@ class Session(Collectives):
                 "a module is attached to this session, but no optimizer was chosen; call set_optimizer before start: "
                 "set_optimizer('sgd', lr=0.1), or set_optimizer('none') where an optimizer of PyTorch updates the module"
             )
-        state = self.info.state
-        if state in (SessionState.STARTED, SessionState.TORN):
-            raise StateError("this session has started; it is started once, which DistributedDataParallel does by itself")
-        if state == SessionState.JOINED and not self.replicas:
-            raise StateError(
-                "there is no replica; before start call add_replica, or for a PyTorch module dsgd.torch.attach. "
-                "DistributedDataParallel attaches its module and starts the session"
-            )
         self._check_gradients()
-        self._run(_raw.dsgd_start, None)
+        try:
+            self._run(_raw.dsgd_start, None)
+        except MismatchError as error:
+            if self._attached and " untrained " in error.message:
+                error.message += "; an untrained parameter is a buffer or is frozen (requires_grad=False): freeze the same ones on all workers"
+            raise
+        except StateError as error:
+            if not self._replicas:
+                error.message += (
+                    "; dsgd.torch.attach adds one for a PyTorch module, and DistributedDataParallel attaches its module "
+                    "and starts the session"
+                )
+            elif self._attached and self.info.state == SessionState.STARTED:
+                error.message += "; DistributedDataParallel starts its session by itself"
+            raise
 
     def _run(self, function: Callable[..., Any], *args: Any, buffers: Tuple[Any, ...] = ()) -> None:
         Operation(self._handle, buffers, lambda _: None, function, *args).wait()
@@ -315,7 +327,26 @@ class Session(Collectives):
 
     def digest(self) -> int:
         """64-bit digest of the values of all parameters: equal bits, equal digest."""
-        return int(_raw.dsgd_digest(self._handle.pointer))
+        return int(interruptible(lambda: _raw.dsgd_digest(self._handle.pointer)))
+
+    # ---- Checkpoints ----
+
+    def save_checkpoint(self, folder: Union[str, "os.PathLike[str]", None] = None) -> None:
+        """Saves a checkpoint of the model, the optimizer's state, the step and the data shards in `folder` (None: the
+        configured checkpoint_dir), on a file system that all workers share. All workers call it between the same steps.
+        Returns when the checkpoint exists."""
+        self.save_checkpoint_begin(folder).wait()
+
+    def save_checkpoint_begin(self, folder: Union[str, "os.PathLike[str]", None] = None) -> Operation[None]:
+        """Begins save_checkpoint: the model may change as soon as this returns, and files are written beside the next
+        steps. Wait for, or await, what it returns."""
+        return Operation(self._handle, (), lambda _: None, _raw.dsgd_checkpoint_save, _path(folder), None)
+
+    def load_checkpoint(self, folder: Union[str, "os.PathLike[str]", None] = None) -> None:
+        """Loads the newest checkpoint of `folder`, or the checkpoint `folder`/step-NNNNNNNNNN that is given itself, after
+        start. Status.NOT_FOUND: there is none. info.steps then counts its steps, and the shards that were made before go
+        on where it was taken. The number of workers and the strategy may be others."""
+        self._run(_raw.dsgd_checkpoint_load, _path(folder), None)
 
     # ---- Objects, data, logs ----
 
@@ -417,7 +448,7 @@ class _Joining:
         self._handle.close(0)
 
     def session(self, forward_logs: bool) -> Session:
-        session = Session(self._handle)
+        session = Session(self._handle, early_update=self._config["early_update"] == "1")
         if forward_logs:
             _logs.forward(self._handle, on_stderr=self._logs_on_stderr)
         return session

@@ -15,7 +15,8 @@ from ._handle import Handle
 class Shard:
     """Which sample indices this worker reads in an epoch (a pass over the data set). Made by Session.shard.
 
-    Over all workers every index comes exactly once per epoch. One thread at a time.
+    Over all workers every index comes exactly once per epoch, also if workers are lost and the job goes on: then ask
+    for more even if there was none. One thread at a time.
     """
 
     def __init__(self, handle: Handle, samples: int, seed: int, shuffle: bool) -> None:
@@ -38,9 +39,13 @@ class Shard:
         _raw.dsgd_shard_seek(self._pointer, epoch, position)
 
     @property
+    def epoch(self) -> int:
+        """The epoch that the shard is in: the last one set, or that of the checkpoint that was loaded."""
+        return int(_raw.dsgd_shard_current_epoch(self._pointer))
+
+    @property
     def position(self) -> int:
-        """The position of all workers together, provided that each has drawn as many indices as this one: a checkpoint
-        stores it for seek()."""
+        """The position of all workers together, for seek(), provided that each has drawn as many indices as this one."""
         return int(_raw.dsgd_shard_position(self._pointer))
 
     def next(self, count: int) -> Indices:

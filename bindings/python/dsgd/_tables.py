@@ -22,7 +22,7 @@ class Status(enum.IntEnum):
     MISMATCH = -9  #: workers disagree: names, shapes, dtypes, order of operations, settings
     NOT_FOUND = -10  #: no such name, file or object
     EXISTS = -11  #: the name or the worker id is taken
-    UNAUTHORIZED = -12  #: wrong token or job name, here or at the other side
+    UNAUTHORIZED = -12  #: wrong token, job name or certificate, on either side
     UNREACHABLE = -13  #: an address cannot be resolved or connected to
     ADDRESS_IN_USE = -14  #: the address to listen on is taken
     NO_MEMORY = -15
@@ -31,9 +31,11 @@ class Status(enum.IntEnum):
     UNSUPPORTED = -18  #: known, but not in this build or not for these arguments
     TORN = -19  #: an earlier step failed half-way; load a checkpoint or start a new session
     INTERNAL = -20  #: a defect of dsgd; please report the message
-    DIVERGED = -21  #: workers or replicas hold different models; start a new session
+    DIVERGED = -21  #: workers or replicas hold different models; load a checkpoint or start anew
     CORRUPTED = -22  #: received bytes failed their checksum; have the network checked
-    VIEW_CHANGED = -23  #: reserved: workers came or went during a collective; call again
+    VIEW_CHANGED = -23  #: a worker was lost or has joined; the job goes on without this call
+    NON_FINITE = -24  #: gradients of the step have NaN or infinity, with `nonfinite` = fail
+    EVICTED = -25  #: the other workers go on without this one; it can only join another job
     UNKNOWN = 1  #: a code of a newer library; Error.code is its number
 
 
@@ -89,6 +91,7 @@ NAMES: Dict[str, str] = {
     "DSGD_ERR_CLOSED": "Status.CLOSED",
     "DSGD_ERR_CORRUPTED": "Status.CORRUPTED",
     "DSGD_ERR_DIVERGED": "Status.DIVERGED",
+    "DSGD_ERR_EVICTED": "Status.EVICTED",
     "DSGD_ERR_EXISTS": "Status.EXISTS",
     "DSGD_ERR_FORKED": "Status.FORKED",
     "DSGD_ERR_INTERNAL": "Status.INTERNAL",
@@ -96,6 +99,7 @@ NAMES: Dict[str, str] = {
     "DSGD_ERR_IO": "Status.IO",
     "DSGD_ERR_LIMIT": "Status.LIMIT",
     "DSGD_ERR_MISMATCH": "Status.MISMATCH",
+    "DSGD_ERR_NON_FINITE": "Status.NON_FINITE",
     "DSGD_ERR_NOT_FOUND": "Status.NOT_FOUND",
     "DSGD_ERR_NO_MEMORY": "Status.NO_MEMORY",
     "DSGD_ERR_STATE": "Status.STATE",
@@ -141,6 +145,8 @@ NAMES: Dict[str, str] = {
     "dsgd_bind_dlpack": "Replica.bind",
     "dsgd_broadcast": "Session.broadcast",
     "dsgd_capability": "dsgd.capability",
+    "dsgd_checkpoint_load": "Session.load_checkpoint",
+    "dsgd_checkpoint_save": "Session.save_checkpoint",
     "dsgd_close": "Session.close",
     "dsgd_config": "Config",
     "dsgd_config_key": "ConfigKey",
@@ -233,6 +239,7 @@ NAMES: Dict[str, str] = {
     "dsgd_session_info_read": "Session.info",
     "dsgd_session_state": "SessionState",
     "dsgd_shard": "Shard",
+    "dsgd_shard_current_epoch": "Shard.epoch",
     "dsgd_shard_epoch": "Shard.set_epoch",
     "dsgd_shard_flag": "shuffle",
     "dsgd_shard_new": "Session.shard",

@@ -38,11 +38,14 @@ class StepResult:
     step: int  #: index of the step, from 0
     view: int  #: view in which it completed
     size: int  #: workers in that view
-    applied: bool  #: False: skipped, since all weights were 0, or see Session.loss_scale
-    all_done: bool  #: every worker gave weight 0: nobody has data left
+    applied: bool  #: False: all weights were 0, or `skipped`
+    all_done: bool  #: no data is left: all remaining workers gave weight 0
     stop: bool  #: some worker had called request_stop
     weight: float  #: sum of all contribution weights
-    gradient_norm: float  #: L2 norm of the mean gradient before clipping; NaN if not measured, or all weights were 0
+    gradient_norm: float  #: L2 norm of the mean gradient before clipping; NaN if not measured, if all weights were 0, or if `nonfinite` skipped the step
+    nonfinite: int  #: elements of gradients with NaN or infinity, over all workers; 0 if the key `nonfinite` is off
+    nonfinite_rank: int  #: lowest rank that has some; -1: none
+    skipped: bool  #: no update, since gradients, or with `loss_scale` their mean, were not finite
 
 
 def state_of(number: int) -> SessionState:

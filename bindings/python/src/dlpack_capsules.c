@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlpack.h"
+#include "capi/src/dlpack_structs.h"
 
 static const char kVersioned[] = "dltensor_versioned";
 static const char kVersionedUsed[] = "used_dltensor_versioned";

@@ -43,9 +43,11 @@ void dsgd_py_raise_invalid(const char* format, ...) {
 }
 
 PyObject* dsgd_py_step_result(const dsgd_step_result* result) {
-  return Py_BuildValue("LLiNNNdd", (long long)result->step, (long long)result->view, (int)result->size,
+  return Py_BuildValue("LLiNNNddLiN", (long long)result->step, (long long)result->view, (int)result->size,
                        PyBool_FromLong(result->applied), PyBool_FromLong(result->all_done),
-                       PyBool_FromLong(result->stop), result->weight, result->gradient_norm);
+                       PyBool_FromLong(result->stop), result->weight, result->gradient_norm,
+                       (long long)result->nonfinite, (int)result->nonfinite_rank,
+                       PyBool_FromLong(result->skipped));
 }
 
 PyObject* dsgd_py_session_info(const dsgd_session_info* info) {

@@ -27,12 +27,20 @@
 %thread dsgd_op_wait;
 %thread dsgd_log_poll;
 %thread dsgd_object_put;
+%thread dsgd_shard_epoch;
+%thread dsgd_shard_next;
+%thread dsgd_shard_seek;
+/* These may open a GPU. */
+%thread dsgd_allreduce;
+%thread dsgd_broadcast;
+%thread dsgd_allgather;
+%thread dsgd_reduce_scatter;
 %thread dsgd_digest;
 %thread dsgd_head_start;
 %thread dsgd_head_wait;
 
-/* What the layer reaches by other means: blocking forms of what it begins and waits for in slices, so that Ctrl-C is
- * heard; raw addresses; and the structs, which it gets as tuples. */
+/* Functions that the Python layer does not call: blocking forms of calls that it begins and waits for in slices, so
+ * that Ctrl-C works; raw addresses; and the structs, which it gets as tuples. */
 %ignore dsgd_init;
 %ignore dsgd_step;
 %ignore dsgd_finalize;
@@ -135,21 +143,16 @@ DSGD_EACH_OUTPUT_HANDLE(DSGD_OUTPUT_HANDLE)
 %typemap(in, numinputs=0) int32_t *done (int32_t made = 0) "$1 = &made;"
 %typemap(argout) int32_t *done DSGD_SET_OUTPUT(PyBool_FromLong(*$1))
 
-%typemap(in, numinputs=0) dsgd_step_result *result (dsgd_step_result made) {
-  dsgd_step_result_init(&made, sizeof made);
+%define DSGD_OUTPUT_STRUCT(type, argument, make)
+%typemap(in, numinputs=0) type *argument (type made) {
+  type ## _init(&made, sizeof made);
   $1 = &made;
 }
-%typemap(argout) dsgd_step_result *result DSGD_SET_OUTPUT(dsgd_py_step_result($1))
-%typemap(in, numinputs=0) dsgd_config_key *key (dsgd_config_key made) {
-  dsgd_config_key_init(&made, sizeof made);
-  $1 = &made;
-}
-%typemap(argout) dsgd_config_key *key DSGD_SET_OUTPUT(dsgd_py_config_key($1))
-%typemap(in, numinputs=0) dsgd_session_info *info (dsgd_session_info made) {
-  dsgd_session_info_init(&made, sizeof made);
-  $1 = &made;
-}
-%typemap(argout) dsgd_session_info *info DSGD_SET_OUTPUT(dsgd_py_session_info($1))
+%typemap(argout) type *argument DSGD_SET_OUTPUT(make($1))
+%enddef
+DSGD_OUTPUT_STRUCT(dsgd_step_result, result, dsgd_py_step_result)
+DSGD_OUTPUT_STRUCT(dsgd_config_key, key, dsgd_py_config_key)
+DSGD_OUTPUT_STRUCT(dsgd_session_info, info, dsgd_py_session_info)
 
 /* The two buffers are then reached through dsgd_memory_get. */
 %typemap(in, numinputs=0) (void **value, void **gradient) (void *value, void *gradient) {
@@ -245,7 +248,7 @@ DSGD_BUFFER(void *gradient, size_t gradient_nbytes, 0)
 %typemap(argout) (int64_t *indices, size_t max, size_t *count) DSGD_SET_OUTPUT(PyLong_FromSize_t(*$3))
 %typemap(freearg) (int64_t *indices, size_t max, size_t *count) "dsgd_py_buffer_release(&buffer$argnum);"
 
-/* Options of an operation: (user data, timeout_ms, channel), or None for the defaults. */
+/* Options of an operation: (user data, timeout_ms, channel, stream), or None for the defaults. */
 %typemap(in) const dsgd_op_options *options (dsgd_op_options options) {
   $1 = NULL;
   if ($input != Py_None) {

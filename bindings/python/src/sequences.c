@@ -86,11 +86,13 @@ int dsgd_py_op_options(PyObject* numbers, dsgd_op_options* options) {
   unsigned long long user_data = 0;
   int timeout_ms = -1;
   unsigned int channel = 0;
-  if (!PyArg_ParseTuple(numbers, "KiI", &user_data, &timeout_ms, &channel)) return 0;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(numbers, "KiIK", &user_data, &timeout_ms, &channel, &stream)) return 0;
   dsgd_op_options_init(options, sizeof *options);
   options->user_data = (void*)(uintptr_t)user_data;
   options->timeout_ms = timeout_ms;
   options->channel = channel;
+  options->stream = (void*)(uintptr_t)stream;
   return 1;
 }
 

@@ -1,6 +1,7 @@
 """Tensors on GPUs, by DLPack, on the fake CUDA runtime, whose memory is the host's. ctest runs it where the plug-in that has that
 runtime within is found first, and names it: DSGD_TEST_FAKE_CUDA; DSGD_TEST_CUDA_DRIVER is a library that is named as CUDA's driver."""
 
+import concurrent.futures
 import ctypes
 import gc
 import os
@@ -227,9 +228,95 @@ def test_a_gpus_memory_given_as_the_hosts_is_refused(arrays):
         with pytest.raises(dsgd.InvalidArgumentError, match="the gradient is memory of cuda:1"):
             replica.bind(parameter, numpy.zeros((4, 3), "f4"), there)
         replica.bind(parameter, numpy.zeros((4, 3), "f4"), numpy.zeros((4, 3), "f4"))
-        with pytest.raises(dsgd.InvalidArgumentError, match="'send' is memory of cuda:1; collectives and objects take memory of the host"):
-            session.allreduce(there)
-        with pytest.raises(dsgd.InvalidArgumentError, match="'receive' is memory of cuda:1"):
-            session.allgather(numpy.zeros(12, "f4"), there)
-        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is memory of cuda:1"):
+        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is memory of cuda:1; objects take memory of the host"):
             session.put("there", there)
+
+
+def in_threads(workers, function):
+    """Runs function(session, rank) for each worker of a job, in threads of this process, whose GPUs the fake has."""
+    ctypes.CDLL(DRIVER)
+    with dsgd.Head(head="127.0.0.1:0", num_workers=workers) as head:
+
+        def work(rank):
+            with dsgd.init(head=head.address, num_workers=workers, rank=rank, embed_head="never") as session:
+                return function(session, rank)
+
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            return [future.result(120) for future in [pool.submit(work, rank) for rank in range(workers)]]
+
+
+def test_collectives_take_tensors_on_a_gpu(arrays):
+    """Rank 0 has its tensors on a GPU without a replica, rank 1 in host memory."""
+    made = [arrays(4, 3, device=1), arrays(2, 4, 3, device=1), arrays(6, device=1)]
+
+    def work(session, rank):
+        data, gathered, part = made if rank == 0 else [numpy.zeros((4, 3), "f4"), numpy.zeros((2, 4, 3), "f4"), numpy.zeros(6, "f4")]
+        seen = [array.seen if rank == 0 else array for array in (data, gathered, part)]
+        seen[0][...] = rank + 1
+        assert session.allreduce(data) is data and (seen[0] == 3).all()
+        seen[0][...] = rank + 1
+        assert session.channel(2).broadcast(data, 1) is data and (seen[0] == 2).all()
+        seen[0][...] = rank + 1
+        assert session.allgather(data, gathered) is gathered
+        assert (seen[1][0] == 1).all() and (seen[1][1] == 2).all()
+        assert session.reduce_scatter(data, part, "max") is part and (seen[2] == 2).all()
+        new = session.allgather(data)
+        assert isinstance(new, numpy.ndarray) and (new == seen[1]).all()
+        return True
+
+    assert in_threads(2, work) == [True, True]
+    assert made[0].streams == [1] * 5 and made[1].streams == [1]  # what the producer has entered comes before
+
+
+def test_a_tensor_on_a_gpu_may_be_empty(arrays):
+    made = [[arrays(4), arrays(4)], [arrays(0), arrays(0)]]
+
+    def work(session, rank):
+        mine, part = made[rank]
+        mine.seen[...] = 3
+        assert (session.allgather(mine, element_counts=[4, 0]) == [3, 3, 3, 3]).all()
+        session.reduce_scatter(numpy.full(4, rank + 1, "f4"), part, element_counts=[4, 0])
+        assert rank == 1 or (part.seen == 3).all()
+        return True
+
+    assert in_threads(2, work) == [True, True]
+
+
+def test_a_tensor_is_held_until_its_collective_has_ended(arrays):
+    ctypes.CDLL(DRIVER)
+    array = arrays(5)
+    array.seen[...] = 7
+    with dsgd.init() as session:
+        session.allreduce(array)
+        held = HeldStream()
+        assert FAKE.cudaStreamSynchronize(ctypes.c_void_p(1)) == 0
+        event = ctypes.c_void_p()
+        assert FAKE.cudaEventCreateWithFlags(ctypes.byref(event), 2) == 0
+        assert FAKE.cudaEventRecord(event, held.stream) == 0
+        assert FAKE.cudaStreamWaitEvent(ctypes.c_void_p(1), event, 0) == 0  # as a producer's stream
+        operation = session.allreduce_async(array)
+        with pytest.raises(dsgd.WaitTimeoutError):
+            operation.wait(0.05)
+        del operation
+        gc.collect()
+        assert any(entry[3] is array for entry in Array.alive.values())
+        array.seen[...] = 8
+        held.let_go()
+        session.barrier()
+        assert session.allreduce(array) is array and (array.seen == 8).all()
+        assert FAKE.cudaEventDestroy(event) == 0
+    assert FAKE.cudaStreamDestroy(held.stream) == 0
+
+
+def test_collectives_refuse_tensors_that_they_cannot_use(arrays):
+    ctypes.CDLL(DRIVER)
+    with dsgd.init() as session:
+        with pytest.raises(dsgd.InvalidArgumentError, match="`send` is memory of cuda:0 and `receive` is memory of cuda:1; give both on one GPU"):
+            session.allgather(arrays(4), arrays(4, device=1))
+        with pytest.raises(dsgd.InvalidArgumentError, match="'data' is on cuda:0|data is on cuda:0, but host memory is needed"):
+            session.put("tensor", arrays(4))
+        with pytest.raises(dsgd.InvalidArgumentError, match=r"is on DLPack device \(13, 0\)"):
+            session.allreduce(arrays(4, kind=13))
+        with pytest.raises(dsgd.InvalidArgumentError, match="read-only"):
+            session.allreduce(arrays(4, flags=1))
+        session.barrier()

@@ -68,7 +68,7 @@ def test_a_call_of_a_closed_session_is_named():
 def test_messages_use_the_names_of_python(session):
     with pytest.raises(dsgd.StateError, match="a step needs Session.start first"):
         session.step()
-    with pytest.raises(dsgd.StateError, match="there is no replica; before start call add_replica, or for a PyTorch module dsgd.torch.attach"):
+    with pytest.raises(dsgd.StateError, match="there is no replica; call Session.add_replica before Session.start; dsgd.torch.attach adds one for a PyTorch module"):
         session.start()
     session.close()
     with pytest.raises(dsgd.ClosedError, match="open a new one with dsgd.init"):

@@ -130,6 +130,34 @@ def test_while_a_head_waits(timeout):
     interrupt(program(HEAD.format(timeout=timeout), ""))
 
 
+# A call of C that hangs and that no signal ends, as one that waits for a GPU or resolves a host name.
+HUNG = """
+import ctypes, os
+from dsgd import _raw
+libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(lock)
+# Not print(): the thread could be inside sys.stdout when the interpreter ends.
+_raw.{function} = lambda *_: os.write(1, b"ready\\n") and libc.pthread_mutex_lock(lock)
+{call}
+"""
+WITH_REPLICA = """with dsgd.init(forward_logs=False) as session:
+    replica, parameter = session.add_replica(), session.add_parameter("w", 4)
+    replica.device = "cuda:0"
+    """
+
+
+@pytest.mark.parametrize(
+    "function, call",
+    [
+        ("dsgd_head_start", "dsgd.Head(head='127.0.0.1:0')"),
+        ("dsgd_digest", WITH_REPLICA + "session.digest()"),
+        ("dsgd_alloc", WITH_REPLICA + "replica.alloc(parameter)"),
+    ],
+)
+def test_in_a_call_that_hangs(function, call):
+    interrupt(program(HUNG.format(function=function, call=call), ""))
+
+
 WHILE_BEGINNING = """
 import os, signal
 

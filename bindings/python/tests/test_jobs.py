@@ -70,6 +70,26 @@ def test_training_is_the_same_as_in_one_process(strategy, algorithm):
         assert weight == 12  # 60 samples: 20 each, in batches of 8, 8, 4
 
 
+def train_with_thirds(session):
+    weight = session.add_parameter("weight", 1000, "float32")
+    value, gradient = session.add_replica().alloc(weight)
+    session.set_optimizer("sgd", lr=1)
+    session.start()
+    gradient[:] = (1 + session.rank) / 3
+    for _ in range(30):
+        session.step()
+    return value.tolist()
+
+
+def test_halves_on_the_wire_lose_no_more_than_one_rounding():
+    first, second = jobs.run(train_with_thirds, 2, wire="bf16")
+    assert first == second
+    numpy.testing.assert_allclose(first, -30 * 0.5, atol=0.01)
+    with pytest.raises(dsgd.InvalidArgumentError, match="key 'wire': 'fp16' needs loss_scale") as caught:
+        dsgd.init(wire="fp16")
+    assert caught.value.parameter == "wire"
+
+
 def collect(session, dtype):
     rank, size = session.rank, session.size
     mine = numpy.arange(6, dtype=dtype) + rank

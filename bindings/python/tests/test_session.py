@@ -136,7 +136,7 @@ def test_a_step_applies_the_mean_over_replicas(session):
     gradient0[:], gradient1[:] = 1, 3
     result = session.step(8)
     assert math.isnan(result.gradient_norm)
-    assert dataclasses.replace(result, gradient_norm=0) == dsgd.StepResult(0, session.view, 1, True, False, False, 8, 0)
+    assert dataclasses.replace(result, gradient_norm=0) == dsgd.StepResult(0, session.view, 1, True, False, False, 8, 0, 0, -1, False)
     assert (value0 == -2).all() and (value1 == -2).all()
     assert [replica.index for replica in session.replicas] == [0, 1]
 
@@ -279,6 +279,31 @@ def test_a_step_whose_gradient_overflows_changes_nothing_and_halves_the_loss_sca
         session.loss_scale
     with dsgd.init() as session:
         assert session.loss_scale == 1
+
+
+def test_gradients_that_are_not_finite_skip_the_step_or_count_as_zero_or_fail():
+    with dsgd.init(nonfinite="skip") as session:
+        _, ((value, gradient),) = trained(session)
+        gradient[:] = [1, math.nan, 1, -math.inf]
+        result = session.step()
+        assert result.skipped and not result.applied and (value == 0).all()
+        assert result.nonfinite == 2 and result.nonfinite_rank == 0
+        gradient[:] = 1
+        result = session.step()
+        assert result.applied and not result.skipped and result.nonfinite == 0 and result.nonfinite_rank == -1
+    with dsgd.init(nonfinite="zero") as session:
+        _, ((value, gradient),) = trained(session)
+        gradient[:] = [1, math.nan, 1, 1]
+        result = session.step()
+        assert result.applied and result.nonfinite == 1 and value.tolist() == [-1, 0, -1, -1]
+    with dsgd.init(nonfinite="fail") as session:
+        _, ((value, gradient),) = trained(session)
+        gradient[:] = [1, 1, 1, math.inf]
+        with raises(dsgd.Status.NON_FINITE, match="the first at index 3") as caught:
+            session.step()
+        assert caught.value.rank == 0 and caught.value.parameter
+        gradient[:] = 1
+        assert session.step().step == 0 and (value == -1).all()
 
 
 def test_strategies_change_between_steps(session):
@@ -493,3 +518,47 @@ def test_the_exception_of_a_with_block_goes_on_whatever_its_text_is(failure):
         with dsgd.init() as session:
             raise failure
     assert raised.value is failure and session.closed
+
+
+def test_a_checkpoint_is_saved_and_loaded(session, tmp_path):
+    _, [(value, gradient)] = trained(session)
+    shard = session.shard(100, seed=1)
+    shard.set_epoch(3)
+    shard.next(10)
+    gradient[:] = 1
+    session.step()
+    saved = value.copy()
+    operation = session.save_checkpoint_begin(tmp_path)
+    session.step()
+    operation.wait()
+    rest = list(shard.next(10))
+    session.load_checkpoint(tmp_path)
+    assert (value == saved).all() and session.info.steps == 1
+    assert (shard.epoch, shard.position, list(shard.next(10))) == (3, 10, rest)
+    session.step()
+    session.save_checkpoint(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000001", "step-0000000002"]
+
+
+def test_a_folder_without_a_checkpoint_is_not_found(session, tmp_path):
+    trained(session)
+    with pytest.raises(dsgd.Error, match="has no checkpoint") as raised:
+        session.load_checkpoint(tmp_path)
+    assert raised.value.status == dsgd.Status.NOT_FOUND
+    with pytest.raises(dsgd.InvalidArgumentError, match="Session.load_checkpoint: no folder is given"):
+        session.load_checkpoint()
+
+
+def test_a_checkpoint_is_read_as_the_safetensors_format_says(session, tmp_path):
+    _, [(value, _)] = trained(session)
+    value[:] = [1, 2, 3, 4]
+    session.save_checkpoint(tmp_path)
+    (path,) = tmp_path.glob("step-0000000000/*.safetensors")
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header == {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    assert list(numpy.frombuffer(data[8 + length :], "<f4")) == [1, 2, 3, 4]
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    assert manifest["step"] == 0 and manifest["optimizer"].startswith("sgd lr=1")
+    assert [file["nbytes"] for file in manifest["files"]] == [len(data)]

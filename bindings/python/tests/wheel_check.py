@@ -75,6 +75,7 @@ LICENSES = {
     "libuv.txt": "Joyent",
     "libsodium.txt": "Frank Denis",
     "xxhash.txt": "Yann Collet",
+    "nlohmann_json.txt": "Niels Lohmann",
     "cli11.txt": "University of Cincinnati",
 }
 

@@ -9,7 +9,8 @@
  *   dsgd_replica     one copy of the model on one device    dsgd_head     the coordinator in its own process
  *   dsgd_algorithm, dsgd_strategy                           plug-ins of the host
  *
- * A whole trainer. It fits y = 2x + 1, alone or as one of several workers (`dsgd run -n 4 -- ./line`):
+ * A trainer whose workers may have different numbers of samples. It fits y = 2x + 1, alone or as one of
+ * several workers (`dsgd run -n 4 -- ./line`):
  *
  *   #include <dsgd/dsgd.h>
  *   #include <stdio.h>
@@ -94,24 +95,90 @@
  *                NO_MEMORY         the call       for memory that the call gives to the host (dsgd_alloc)
  *                                  the session    for memory that communication needs
  *                MISMATCH          the operation  on all workers; a step has changed nothing
+ *                NON_FINITE        the operation  a step, on all workers; it has changed nothing
  *                TIMEOUT           the operation  may still succeed on a worker that comes late
  *                                  the steps      if the operation is a step
  *                WORKER_LOST       the operation  if the worker has closed its session and its data has
  *                                                 arrived
  *                                  the session    otherwise
- *                VIEW_CHANGED      the operation  (not returned yet)
+ *                VIEW_CHANGED      the operation  on this worker; it may have succeeded on others
  *                DIVERGED, TORN    the steps
- *                ABORTED, CLOSED, CORRUPTED, INTERNAL
+ *                ABORTED, CLOSED, CORRUPTED, INTERNAL, EVICTED
  *                                  the session
  *              After an error that ends the operation, the session goes on. After one that ends the steps,
- *              later steps fail with DIVERGED or TORN, while collectives and objects go on: start a new
- *              session from a checkpoint. After one that ends the session, later calls fail with the same
- *              code (see dsgd_abort), and the session can only be closed and freed.
+ *              later steps fail with DIVERGED or TORN, while collectives and objects go on: load a
+ *              checkpoint, in this session or a new one. After one that ends the session, later calls fail
+ *              with the same code (see dsgd_abort), and the session can only be closed and freed.
  *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and
- *              ADDRESS_IN_USE come from joining and dsgd_head_start alone.
- *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. After
- *              this handshake a connection is neither encrypted nor authenticated: an attacker who can change
- *              packets can change gradients.
+ *              ADDRESS_IN_USE come from joining, dsgd_head_start and dsgd_job_status alone.
+ *   Losses     If the key `min_workers` is less than num_workers, the job goes on after a loss, in a new
+ *              view, while at least min_workers are left. If fewer are left and the key `rejoin_timeout` is
+ *              set, steps wait for others to join, at most for this time; min_workers may then be
+ *              num_workers. A step in flight still ends with DSGD_OK on these: its result has the new `view`
+ *              and `size`. It has used the gradients of all workers of the earlier view, or of exactly those
+ *              that are left, and all of them hold the same values. Each view numbers its ranks from 0
+ *              again, in the earlier order. Other collectives and object calls that are in flight fail with
+ *              DSGD_ERR_VIEW_CHANGED. Later ones fail with it, too, until the workers of the new view have
+ *              agreed on its state. After that one more call fails, unless the result of a step has already
+ *              shown the new view to this worker. A call that fails here may have succeeded on other workers.
+ *              So use a channel other than 0 for collectives between steps, and go on without a call that has
+ *              failed. Repeat it only if all workers repeat it. A step has its full timeout again in each
+ *              view. A lost worker that still runs fails with DSGD_ERR_EVICTED, and can only join another
+ *              job. Data shards deal the samples that a lost worker has not used to the others.
+ *              If the key `straggler_timeout` is set, the head evicts a worker for which all others have
+ *              waited for this time, and which itself waits for none. Its program hangs, or one of its
+ *              threads is stopped, while its heartbeat goes on. The head evicts no worker if workers wait for
+ *              each other, if fewer than min_workers would be left, or if the worker hosts the head.
+ *              `stall_warning` only warns; `step_timeout` fails the step on all workers, so straggler_timeout
+ *              should be the shorter by a few heartbeat intervals. Limits:
+ *                - The loss of a worker that hosts the head ends the job; start the head with `dsgd head`.
+ *                  With the key `head_state` that head may be lost, too: see dsgd_head_start.
+ *                - The strategy keeps its state on more than one worker: allreduce, simple, or ps with
+ *                  copies=2 or more. If the optimizer has no state (sgd without momentum, and no
+ *                  parameter of a half type), ps needs no copies. NCCL is not used.
+ *                - The optimizer is not "none".
+ *                - A loss during dsgd_strategy_set or dsgd_checkpoint_load ends the job if only some
+ *                  workers have ended that call.
+ *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
+ *                  workers may hold the whole object, and the name may be taken. Delete the object (ignore
+ *                  DSGD_ERR_NOT_FOUND), and put it again.
+ *                - After a loss, a worker that has not completed a step may copy its outcome from another
+ *                  worker: trained parameters only. Untrained ones are equal again after their next `sync`.
+ *                - A step is final when all workers have completed it. dsgd_close waits until this worker's
+ *                  last step is final (see there). A worker that is lost may have completed a step that the
+ *                  others then repeat without it.
+ *   Joins      Views can change if `min_workers` is less than num_workers, if `max_workers` is more, or if
+ *              `rejoin_timeout` is set. Then a worker may call dsgd_init while the job runs, if the job has
+ *              fewer than max_workers workers. It adds the same parameters as the others, and replicas, while
+ *              the others go on training. Until its dsgd_start ends, its rank is the number of workers in the
+ *              present view and its size one more, and other collectives fail with DSGD_ERR_STATE. In
+ *              dsgd_start it fetches values and optimizer state, a part from each of the others, while
+ *              these train on. They keep the sums of their steps for it, in memory of at most twice the part
+ *              of each, or 16 MiB. Then the workers go on in a new view, with this one as the last rank. It
+ *              fetches the rest, while the steps of the others wait: mostly the sums of the last step, but
+ *              all of a part if its worker was lost meanwhile, the new worker was too slow, or the host has
+ *              changed values of trained parameters. It takes part from the next step on, whose index
+ *              dsgd_session_info_read gives as `steps`. The others learn of the new view as after a loss.
+ *              Limits, besides those of losses:
+ *                - Its strategy is the one that the others have at that moment. It takes over their learning
+ *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.
+ *                - If its dsgd_start fails, its values are undefined.
+ *                - A host that changes values of trained parameters between steps does so before its next
+ *                  call. Otherwise the step after a join may fail with DSGD_ERR_DIVERGED.
+ *                - If any worker has a replica on a GPU, it copies everything from one worker in the new
+ *                  view, while the steps of the others wait.
+ *                - A worker id is never used again in a job. Ids that dsgd makes are new each time. With
+ *                  `head_state` a later head forgets the ids of lost workers that had joined the running job,
+ *                  except for the newest 64, and accepts them again. A lost worker that still runs fails with
+ *                  DSGD_ERR_EVICTED in any case.
+ *                - No worker joins after the worker that hosts the head has closed its session, or if workers
+ *                  have closed theirs and the view with the new worker would have fewer than min_workers. A
+ *                  worker that joins while others close fails with DSGD_ERR_UNREACHABLE or
+ *                  DSGD_ERR_WORKER_LOST.
+ *   Security   Both sides of a connection prove that they know the job's `token`, which never travels. With
+ *              the keys `tls_cert`, `tls_key` and `tls_ca`, each connection is mutual TLS 1.3. Without them a
+ *              connection is neither encrypted nor authenticated after the handshake: an attacker who can
+ *              change packets can change gradients.
  *   Forking    In a child made by fork(), every call on a session, a parameter, a replica, an op or a head of
  *              the parent returns DSGD_ERR_FORKED. *_free works, and dsgd_finalize frees the handle; both
  *              touch nothing outside the process. Handles without outside resources (configurations, errors,
@@ -175,7 +242,7 @@ enum dsgd_status {
   DSGD_ERR_MISMATCH = -9,         /* workers disagree: names, shapes, dtypes, order of operations, settings */
   DSGD_ERR_NOT_FOUND = -10,       /* no such name, file or object */
   DSGD_ERR_EXISTS = -11,          /* the name or the worker id is taken */
-  DSGD_ERR_UNAUTHORIZED = -12,    /* wrong token or job name, here or at the other side */
+  DSGD_ERR_UNAUTHORIZED = -12,    /* wrong token, job name or certificate, on either side */
   DSGD_ERR_UNREACHABLE = -13,     /* an address cannot be resolved or connected to */
   DSGD_ERR_ADDRESS_IN_USE = -14,  /* the address to listen on is taken */
   DSGD_ERR_NO_MEMORY = -15,
@@ -184,9 +251,11 @@ enum dsgd_status {
   DSGD_ERR_UNSUPPORTED = -18, /* known, but not in this build or not for these arguments */
   DSGD_ERR_TORN = -19,        /* an earlier step failed half-way; load a checkpoint or start a new session */
   DSGD_ERR_INTERNAL = -20,    /* a defect of dsgd; please report the message */
-  DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; start a new session */
+  DSGD_ERR_DIVERGED = -21,    /* workers or replicas hold different models; load a checkpoint or start anew */
   DSGD_ERR_CORRUPTED = -22,   /* received bytes failed their checksum; have the network checked */
-  DSGD_ERR_VIEW_CHANGED = -23 /* reserved: workers came or went during a collective; call again */
+  DSGD_ERR_VIEW_CHANGED = -23, /* a worker was lost or has joined; the job goes on without this call */
+  DSGD_ERR_NON_FINITE = -24,   /* gradients of the step have NaN or infinity, with `nonfinite` = fail */
+  DSGD_ERR_EVICTED = -25       /* the other workers go on without this one; it can only join another job */
 };
 
 /* Returns the name of a code, "DSGD_ERR_TIMEOUT"; "DSGD_ERR_UNKNOWN" for others. Static. */
@@ -253,8 +322,8 @@ typedef struct dsgd_config_key {
 } dsgd_config_key;
 
 /* Fills `key` with defaults. struct_size is sizeof(dsgd_config_key) as the caller was compiled. An older
- * caller's smaller struct is never written beyond its end. Fields of a newer caller that this library does
- * not know are set to 0 and must stay so. */
+ * caller's smaller struct is never written beyond its end. If the caller is newer than this library, the
+ * fields that the library does not know are set to 0; the caller must leave them 0. */
 DSGD_API int32_t dsgd_config_key_init(dsgd_config_key *key, size_t struct_size);
 
 /* Returns the number of keys. */
@@ -295,6 +364,7 @@ typedef struct dsgd_op_options {
   void *user_data;    /* the host's; dsgd_op_user_data returns it; default NULL */
   int32_t timeout_ms; /* deadline in milliseconds from the call, at least 1; default -1: see Waiting */
   uint32_t channel;   /* 0 .. DSGD_CHANNELS-1; default 0; only collectives may have another */
+  void *stream;       /* for collectives with data in GPU memory; default NULL: the default stream */
 } dsgd_op_options;
 
 /* Number of channels of a session. */
@@ -314,12 +384,14 @@ typedef struct dsgd_op dsgd_op;
 
 /* Joins a job. Connects to the head, or becomes the head if this process can bind `head` and `embed_head`
  * allows it; waits until `num_workers` have joined; learns its rank. `config` NULL: environment and defaults.
- * With num_workers = 1 and no `head` it opens no socket.
+ * With num_workers = 1 and no `head` it opens no socket. With several addresses in `head` it does not become
+ * the head, but dials them until the head that serves answers (see dsgd_head_start).
  * Blocks: up to `init_timeout`, also while a host name is resolved.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (min_workers below num_workers),
- * DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_EXISTS (worker id or rank taken),
- * DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how
- * many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (TLS is configured, and libssl of
+ * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
+ * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_STATE (the
+ * job at this head takes no further workers, or is over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the
+ * message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session
@@ -340,11 +412,20 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
 /* Leaves the job in good order and closes the session.
  *   Operations  Those in flight may end within timeout_ms (-1: by their own deadlines). The others end with
  *               DSGD_ERR_CLOSED. A dsgd_object_get that waits for another worker ends with it at once.
- *   Peers       The call then tells the peers and the head; until then the peers' steps wait for this worker.
- *               A peer that does not answer delays the call until timeout_ms has passed, but at least one
- *               second and never more than `lease` + 100 ms. After a failure of the session the limit is half
- *               a second, except on the worker that hosts the head. Queued bytes may take another second to
- *               write. If the limit passes while the network is cut, the head may not hear that this worker
+ *   Last step   If views can change, the call then waits until all other workers have completed the last step
+ *               of this worker, so that no loss makes them repeat it without this worker. This takes about a
+ *               round trip, or as long as it takes until a stopped worker goes on or is lost. After
+ *               a loss the others first agree on a new view. The wait then takes up to two leases (13/4 of a
+ *               lease with the key `head_state`), and as long again after each further loss. It takes longer
+ *               while the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
+ *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
+ *               wait ends too early, a warning in the log says that the step may not be final.
+ *   Peers       The call then tells the peers and the head that this worker leaves. Until then the steps of
+ *               the peers wait for it. A peer that does not answer delays the call until timeout_ms has
+ *               passed, but at least one second and at most `lease` + 100 ms. After a failure of the session
+ *               the limit is half a second, except on the worker that hosts the head. Queued bytes may take
+ *               another second to write. A GPU that hangs while it copies for a collective may take another
+ *               `lease`. If the limit passes while the network is cut, the head may not hear that this worker
  *               leaves: the other workers may then get DSGD_ERR_WORKER_LOST. With timeout_ms = -1, a cut
  *               shorter than `lease` less `heartbeat_interval` does no harm.
  *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read,
@@ -359,23 +440,24 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               worker's first replica with those of the workers that have closed after the same step. It
  *               reads all values, those of dsgd_bind too, and the time for that comes on top of the limits
  *               under Peers. If values differ, the session is closed, and the worker that closes later gets
- *               DSGD_ERR_DIVERGED (see dsgd_step). Workers that close at the same moment may miss each
- *               other's values. A step with all_done = 1 misses none, and leaves nothing to compare here. If
- *               a GPU does not give its values within half of the limit under Peers, a warning says that they
- *               were not compared.
+ *               DSGD_ERR_DIVERGED (see dsgd_step). Two workers that close at the same moment may not compare
+ *               with each other. If the last step had all_done = 1, that step has compared all values, and
+ *               dsgd_close compares nothing. If a GPU does not give its values within half of the limit under
+ *               Peers, a warning says that they were not compared.
  *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed,
  *               and with the same result. dsgd_abort ends the waiting.
  *   GPUs        Last, the call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further
  *               GPU), then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory
  *               when the GPU is done.
- * Blocks: see Operations, Peers, Comparison and GPUs. */
+ * Blocks: see Operations, Last step, Peers, Comparison and GPUs. */
 DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_error **error);
 
 /* Releases the handle; NULL is fine. Ends the session without waiting for operations if it was not closed.
  * Calls in progress in other threads end with their result or with DSGD_ERR_CLOSED; the last of them releases
  * the memory. Begin no call afterwards: first remove a signal handler that calls dsgd_stop_request.
- * Blocks: only if the session was not closed, then as dsgd_close(session, 0, NULL). So a garbage collector
- * frees an open session in a thread of its own, as those of the bindings do. */
+ * Blocks: only if the session was not closed, then as dsgd_close(session, 0, NULL). A binding for a
+ * garbage-collected language must therefore free open sessions on a thread of its own, as the bindings of
+ * dsgd do. */
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
 /* Calls dsgd_close(session, -1, NULL), then dsgd_session_free, and returns what dsgd_close has returned; call
@@ -419,7 +501,8 @@ typedef struct dsgd_session_info {
   int32_t size;       /* workers in the view */
   int32_t local_rank; /* as dsgd_local_rank */
   int32_t local_size; /* as dsgd_local_size */
-  int32_t replicas;   /* entries of `devices` for this worker, for dsgd_replica_add with NULL */
+  int32_t replicas;   /* entries of `devices` that this worker takes, for dsgd_replica_add with NULL; not the
+                       * number of replicas added */
 } dsgd_session_info;
 
 /* Fills `info` with defaults. struct_size: see dsgd_config_key_init. */
@@ -632,9 +715,10 @@ DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd
 
 /* Returns the factor by which the host multiplies its loss before the next backward pass, or a negative code.
  * It is 1 unless `loss_scale` is configured. The step divides the mean by it. If the mean is not finite, the
- * step changes nothing on any worker (applied = 0 although all_done = 0) and halves a dynamic factor. The
- * factor changes only at the end of a step. The scheme is that of PyTorch's GradScaler (Micikevicius et al.
- * 2018). */
+ * step changes nothing on any worker (skipped = 1) and halves a dynamic factor. The factor changes only at
+ * the end of a step. The scheme is that of PyTorch's GradScaler (Micikevicius et al. 2018). A host with a
+ * scaler of its own uses the optimizer "none" and leaves `loss_scale` and `nonfinite` off: NaN and infinity
+ * of any worker are then in the mean gradient of all workers, so all scalers skip the same steps. */
 DSGD_API double dsgd_loss_scale(const dsgd_session *session);
 
 /* Chooses how gradients become new values.
@@ -642,8 +726,15 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  *   "ps"         parameter servers inside the workers, placed by consistent hashing
  *   "allreduce"  all workers reduce and update; aliases "mirrored", "multi_worker_mirrored"
  * A registered strategy has the name of its registration. `options` are "key=value" words, NULL for none:
- * algorithm=auto|direct|nccl|ring, or a registered one, under "allreduce". Under other strategies only the
- * key `algorithm` = nccl has an effect: NCCL must then reduce the gradients of GPUs.
+ * algorithm=auto|direct|halving_doubling|nccl|ring, or a registered one, under "allreduce". Other strategies
+ * do not have this option. With the configuration key `algorithm` = nccl, NCCL must reduce the gradients of
+ * GPUs under them, too; other values of the key have no effect there.
+ * copies=1..8 under "ps", by default the key `copies`: the number of workers that keep the optimizer's state
+ * of each range, at most the number of servers. A job that goes on after losses needs at least 2, and
+ * survives the loss of copies-1 workers at once; if all copies of a range are lost, the others fail with
+ * DSGD_ERR_WORKER_LOST. Each further copy costs the bytes of one mean and an exchange before the update. An
+ * optimizer without state (sgd without momentum, and no parameter of a half type) needs no copies, and pays
+ * nothing for them.
  *
  * Before dsgd_start the call sets the strategy to start with. After dsgd_start it is collective: all workers
  * call it between steps with equal arguments. Optimizer state moves to where the new strategy keeps it, and
@@ -681,12 +772,18 @@ typedef struct dsgd_step_result {
   int64_t step;         /* index of this step, from 0 */
   int64_t view;         /* view in which it completed */
   int32_t size;         /* workers in that view */
-  int32_t applied;      /* 1: values were updated; 0: all weights were 0, or see dsgd_loss_scale */
-  int32_t all_done;     /* 1: every remaining worker gave weight 0: no data is left */
+  int32_t applied;      /* 1: values were updated; 0: all weights were 0, or `skipped` */
+  int32_t all_done;     /* 1: no data is left: all remaining workers gave weight 0. Never 1 in the first step
+                         * after a change of the view */
   int32_t stop;         /* 1: some worker called dsgd_stop_request before this step */
   double weight;        /* sum of all contribution weights */
-  double gradient_norm; /* L2 norm of the mean gradient before clipping; NaN if all weights were 0, or if
-                         * `gradient_norm`, `loss_scale` and clip_norm are all off */
+  double gradient_norm; /* L2 norm of the mean gradient before clipping; NaN if all weights were 0, if
+                         * `nonfinite` skipped the step, or if `gradient_norm`, `loss_scale` and clip_norm
+                         * are all off */
+  int64_t nonfinite;    /* elements of gradients with NaN or infinity, over all workers; 0 if the key
+                         * `nonfinite` is off */
+  int32_t nonfinite_rank; /* lowest rank that has some; -1: none */
+  int32_t skipped;      /* 1: no update, since gradients, or with `loss_scale` their mean, were not finite */
 } dsgd_step_result;
 
 /* Fills `result` with defaults. struct_size: see dsgd_config_key_init. */
@@ -709,11 +806,41 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                replicas it is larger: see core/reduce/README.md. The sum is divided by the exact sum of c,
  *                and rounded to the dtype. A large element does not affect the precision of others. A c*g
  *                that is not finite makes its own element NaN; a sum of zeros is +0.
+ *   Halves       With `wire` = bf16 or fp16, gradients of float32 and half parameters travel between workers
+ *                as halves, and values of half parameters with the strategy "ps". Owners add in float32. All
+ *                workers still get the same bits. Each worker adds its rounding error of an element to its
+ *                gradient in the next step that updates, so errors do not add up over steps (Seide et al.
+ *                2014; Karimireddy et al. 2019). This takes 10 bytes of memory per element. The errors are
+ *                lost when the session ends. fp16 needs `loss_scale`, `reproducible` is refused, and so are
+ *                algorithms that send partial sums: ring, halving_doubling and those of plug-ins. GPUs that
+ *                NCCL reduces over keep float32 among themselves.
+ *   Not finite   With the key `nonfinite`, the step looks for NaN and infinity in the gradients that count,
+ *                which are neither absent nor of weight 0, while it sums them. Before anything changes, all
+ *                workers exchange what they have found, so they decide alike. With skip and zero, `result`
+ *                has the number of elements and the first rank, and the log names ranks, parameters and the
+ *                first element of each (its index in row-major order). With fail, the error names them.
+ *                  fail  The step fails on all workers with DSGD_ERR_NON_FINITE and the same message. The
+ *                        session goes on: the next step has the same index. Stop requests then apply to it;
+ *                        gradients marked absent do not.
+ *                  skip  The step ends without an update: values, optimizer state with its count of steps,
+ *                        and untrained parameters stay. `skipped` is 1 and `applied` 0. With the optimizer
+ *                        "none" the gradient buffers keep this worker's own gradients, not the mean.
+ *                  zero  These elements count as 0. Weights stay, so the mean is that of a gradient of 0.
+ *                Finite gradients whose sum of c*g overflows are not found: the mean is then infinite, or
+ *                NaN. A `loss_scale`, 1 included, finds that, too. With loss_scale = dynamic, a step that
+ *                `skip` leaves out halves the factor; `fail` and `zero` are refused then. The check costs
+ *                one small message to each worker, beside the last bucket; and a worker by itself, whose
+ *                replicas are all on one GPU, waits for the GPU before it updates.
  *   Mismatch     A step on which workers disagree, or that some of them do not call, fails with
  *                DSGD_ERR_MISMATCH and changes nothing; the session goes on. Stop requests and gradients
  *                marked absent then apply to the next step.
  *   Failure      After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the
  *                failure of the session if it has failed as a whole.
+ *   Early update With `early_update` = 1, a GPU updates as soon as NCCL has reduced, and the op of
+ *                dsgd_step_begin may end before the GPU has updated. If a worker or GPU fails after that, the
+ *                job is aborted, or dsgd_close is called with timeout 0, values may come from unfinished sums
+ *                and differ between workers: load a checkpoint. A failure or an abort also fails the session,
+ *                and later calls return its cause.
  *   Departures   Workers that have closed their sessions between steps (see dsgd_close) take no part in later
  *                steps, which go on as if they gave weight 0. Ranks, dsgd_size and `size` in `result` stay.
  *                Other collectives and dsgd_strategy_set need all workers, and fail from then on with
@@ -725,23 +852,25 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                the session fails on all workers with DSGD_ERR_WORKER_LOST and its rank.
  *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
  *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
- *                step, so that a difference that lasts is found within 64 steps. The step with all_done = 1
- *                and dsgd_close compare all of them. The step with all_done = 1 also compares a worker's
- *                replicas on the cpu with each other (not with the optimizer "none").
+ *                step, so that a difference that lasts is found within 64 steps. If the parameters have more
+ *                than 256 MiB, each step compares about 4 MiB of them, and a difference is found within K
+ *                steps: K is their size divided by 4 MiB, rounded up, where half types count as float32. The
+ *                step with all_done = 1 and dsgd_close compare all of them. The step with all_done = 1 also
+ *                compares a worker's replicas on the cpu with each other (not with the optimizer "none").
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
  *                message names the first parameter that differs, and the ranks.
- *   Checksums    Where `checksum` is on, bytes that change between two workers are found before they are
- *                used, and end the session with DSGD_ERR_CORRUPTED. Gradients that NCCL moves, within a node
- *                or with `internode` = nccl, carry no checksums. Three errors are not detected, because
- *                all workers get the same wrong value: a bit that flips in a sum; one that flips, under "ps",
- *                in the memory of the value's owner; and, where `checksum` is off (by default within a
- *                machine), one that flips on the way to the worker that sums. Under "ps" the next step
+ *   Checksums    Where `checksum` or TLS is on, bytes that change between two workers are found before they
+ *                are used, and end the session with DSGD_ERR_CORRUPTED. Gradients that NCCL moves, within a
+ *                node or with `internode` = nccl, carry no checksums. If a bit flips in one of these places,
+ *                all workers get the same wrong value and no check detects it: in a sum; under "ps", in the
+ *                memory of the owner of a value; on the way to the worker that adds, if that connection has
+ *                neither checksums nor TLS (the default within a machine). Under "ps" the next step
  *                overwrites a value that changed at a worker other than its owner.
  * Threads: one thread at a time.
  * Blocks: up to `step_timeout`.
  * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ),
- * DSGD_ERR_WORKER_LOST, DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED,
- * DSGD_ERR_TORN. */
+ * DSGD_ERR_NON_FINITE, DSGD_ERR_WORKER_LOST, DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT,
+ * DSGD_ERR_ABORTED, DSGD_ERR_TORN. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result,
                            dsgd_error **error);
 
@@ -798,7 +927,8 @@ DSGD_API int32_t dsgd_stream_wait(dsgd_replica *replica, void *stream, dsgd_erro
  * begun, in the next one. Its weight then does not count for that parameter. With `absent` = "zero" in the
  * configuration it counts, with a gradient of zero, as with PyTorch's find_unused_parameters. A parameter
  * that is absent on all replicas of all workers keeps its value and optimizer state.
- * Errors: as dsgd_gradient_ready. */
+ * Errors: as dsgd_gradient_ready, but no step need have begun; DSGD_ERR_STATE (before start, or with
+ * `early_update` = 1, where no gradient may be absent). */
 DSGD_API int32_t dsgd_gradient_absent(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_error **error);
 
 /* Marks all gradients that are not marked yet as ready. Does nothing if the step has ended, since all were
@@ -812,9 +942,9 @@ DSGD_API int32_t dsgd_step_flush(dsgd_session *session, dsgd_error **error);
  * of the step. */
 DSGD_API int32_t dsgd_op_step_result(const dsgd_op *op, dsgd_step_result *result, dsgd_error **error);
 
-/* Asks all workers to stop: every worker sees stop = 1 in the result of the same step, the next one that this
- * worker begins. It is the only async-signal-safe function of this header, and only with `error` NULL: a
- * SIGTERM handler may call it. */
+/* Asks all workers to stop. The next step that this worker begins has stop = 1 in its result, on every
+ * worker. This is the only async-signal-safe function of this header, and only with `error` NULL: a SIGTERM
+ * handler may call it. */
 DSGD_API int32_t dsgd_stop_request(dsgd_session *session, dsgd_error **error);
 
 /* ---- Operations ---------------------------------------------------------------------------------------- */
@@ -881,14 +1011,35 @@ typedef struct dsgd_group dsgd_group;
  *   Channels   Calls of different channels need no common order. A thread that collects metrics beside the
  *              steps uses a channel of its own. Steps, dsgd_start, dsgd_strategy_set, and calls without
  *              options use channel 0. Channels other than 0 run one collective at a time; later ones wait.
- *   Buffers    Buffers are in host memory; GPU memory is refused. Zero elements are valid. nbytes is a
+ *   Buffers    Buffers are in host memory or in memory of a GPU. Zero elements are valid. nbytes is a
  *              multiple of the element size. A failed collective leaves its output undefined. With `op`, the
- *              call returns at once, and the buffers are dsgd's until the op ends.
+ *              call waits for no other worker (see Blocks), and the buffers are dsgd's until the op ends.
+ *   GPU memory Each buffer may be in host memory or on a GPU, which needs no replica. All GPU buffers of one
+ *              call are on one GPU; other workers may use other memory. dsgd copies the data through host
+ *              memory, which it allocates for the call. Results have the same bits as for host buffers.
+ *              Managed memory counts as host memory. Freed memory of a GPU looks like host memory; with a
+ *              `stream` that is not NULL the call then fails.
+ *   Streams    A call with GPU memory reads and writes it after the work that `stream` of its options held at
+ *              the call; streams are numbered as in dsgd_gradient_ready. Work enqueued later is not waited
+ *              for. When the op ends without error, the output is written: work enqueued from then on sees it
+ *              in every stream. dsgd enqueues nothing in `stream`, which may be destroyed after the call. Do
+ *              not capture the call into a graph. The call fails with DSGD_ERR_STATE if the stream is the
+ *              default one while a blocking stream is being captured.
+ *   Ended ops  A collective that failed, was aborted or timed out no longer uses its buffers: it waits for
+ *              copies in flight, of 1 MiB each, but not for `stream`. The exception is a GPU that hangs in
+ *              such a copy. The op then ends at its deadline, or a `lease` after the session failed, and the
+ *              message says that the GPU may still use the buffer. If a worker cannot read its buffer, the
+ *              call fails on all workers; if it cannot write its result, on this worker alone.
  *   Results    Sums are made in an order fixed by rank or by the algorithm, so the same run gives the same
  *              bits. Integer sums wrap around. DSGD_MEAN is for floating point only.
  *   Threads    Any thread, if the order within the channel is the same on all workers.
- *   Blocks     With `op` NULL, up to the deadline of `options`.
- *   Errors     DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
+ *   Blocks     With `op` NULL, up to the deadline of `options`. With `op`, the first call with memory of a
+ *              GPU without a replica opens that GPU, which may wait for the host's work on it, up to the
+ *              deadline.
+ *   Errors     DSGD_ERR_MISMATCH, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. With GPU memory
+ *              also DSGD_ERR_INVALID_ARGUMENT (two GPUs in one call; a stream of another GPU, that is being
+ *              captured, or without GPU memory), DSGD_ERR_STATE, DSGD_ERR_UNSUPPORTED (the GPU),
+ *              DSGD_ERR_NO_MEMORY, DSGD_ERR_INTERNAL (a call of CUDA failed). */
 
 /* Reduces `send` of all workers into `receive` of every worker. Both buffers have nbytes bytes. The two
  * pointers are equal (in place), or the buffers do not overlap. */
@@ -981,38 +1132,141 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * alone, and worker r of W takes every W-th index from the r-th on.
  *
  * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
- * A step that commits consumes the indices that dsgd_shard_next has returned since the step that committed
- * before it. The split may change with the view; in version 1.0 the view does not change. A shard may outlive
- * its session, and then keeps the last split.
+ * A step uses the indices that dsgd_shard_next has returned on a worker since its step before, until it calls
+ * dsgd_step or dsgd_step_begin. A shard may outlive its session, and then keeps the last split.
+ *
+ * When the job goes on in a new view, the shards of all workers deal out the rest of the epoch again. A
+ * worker keeps the indices that it has drawn. If a worker is lost, the indices that it drew for steps that a
+ * remaining worker has completed count as used; its other indices are dealt to the other workers. So each
+ * index is used once per epoch, even if workers are lost. The host must follow these rules:
+ *   - Make the shards on all workers in the same order, before the same step.
+ *   - After a change of the view, call dsgd_shard_next again even if it has returned 0: there may be more.
+ *     The epoch is over when a worker that has no index left makes steps of weight 0 and the result of one
+ *     says `all_done`. The result of the first step of a view never does.
+ *   - Then go to the next epoch before the next step. A worker that goes to another epoch earlier gives up
+ *     the indices that it has not drawn.
+ *   - A worker that joins a running job begins with the epoch that dsgd_shard_current_epoch returns after
+ *     dsgd_start. It is the next one if the others have just ended an epoch; so epochs count up by one.
+ *   - Draw the indices of a step just before the step. If a worker is lost, all indices that it had drawn
+ *     when its last step began count as used, also those drawn ahead for later steps.
+ * dsgd_shard_position is exact again when the next epoch begins; a checkpoint is always exact.
+ *
+ * If the lists of samples are too long for one message of 64 KiB, which takes several hundred workers, a
+ * warning says so, and shards keep the split that they had.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 
 enum dsgd_shard_flag { DSGD_SHARD_SEQUENTIAL = 1 /* do not shuffle */ };
 
 /* Makes the shard of a data set of `samples` samples, at the beginning of epoch 0. samples, seed and flags
- * are equal on all workers. */
+ * are equal on all workers. If other workers had a shard of the same samples, seed and flags when the present
+ * view began, the new shard begins at their position in the data; dsgd_shard_current_epoch returns the
+ * epoch. */
 DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, uint64_t seed, uint32_t flags,
                                 dsgd_shard **shard, dsgd_error **error);
 
-/* Goes to the beginning of an epoch: 0, 1, 2, ... */
+/* Goes to the beginning of an epoch: 0, 1, 2, ...
+ * Blocks: as dsgd_shard_next. */
 DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error **error);
 
 /* Goes to a position in an epoch's order of all samples: the workers together have read the first `position`
  * indices, and worker r of W takes every W-th of the rest from the r-th on. A job can thus resume in
  * mid-epoch with another number of workers. All workers pass the same epoch and position.
+ * Blocks: as dsgd_shard_next.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
 DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t position, dsgd_error **error);
 
-/* Returns the position of all workers together in the epoch, which a checkpoint stores for dsgd_shard_seek.
+/* Returns the position of all workers together in the epoch, for dsgd_shard_seek.
  * It assumes that every worker has drawn as many indices since the last seek as this one. Once
- * dsgd_shard_next has returned fewer than `max`, it is the number of samples. 0 for NULL. */
+ * dsgd_shard_next has returned fewer than `max`, it is the number of samples. After a change of the view, or
+ * a checkpoint, it counts the samples that are drawn; they may not be the first ones. 0 for NULL. */
 DSGD_API uint64_t dsgd_shard_position(const dsgd_shard *shard);
 
-/* Writes up to `max` next indices to `indices`, and their number to *count; 0 when the epoch is over. */
+/* Writes the next indices, at most `max`, to `indices`, and their number to *count; 0 when this worker has
+ * drawn its part of the epoch.
+ * Blocks: only if views can change (see Losses and Joins), while the workers of a new view deal out the rest
+ * of the epoch. The limit is that of a step. If the session closes or fails meanwhile, the call goes on with
+ * the last split.
+ * Errors: DSGD_ERR_STATE (this worker has joined a running job, and dsgd_start has not ended). */
 DSGD_API int32_t dsgd_shard_next(dsgd_shard *shard, int64_t *indices, size_t max, size_t *count,
                                  dsgd_error **error);
-DSGD_API uint64_t dsgd_shard_size(const dsgd_shard *shard); /* indices per epoch on this worker; 0 for NULL */
+
+/* Returns the number of indices of a whole epoch on this worker, in the present view. 0 for NULL. */
+DSGD_API uint64_t dsgd_shard_size(const dsgd_shard *shard);
 DSGD_API void dsgd_shard_free(dsgd_shard *shard);           /* NULL is fine */
+
+/* Returns the epoch that the shard is in: the one of the last dsgd_shard_epoch or dsgd_shard_seek, or of the
+ * checkpoint that was loaded. 0 for NULL. */
+DSGD_API uint64_t dsgd_shard_current_epoch(const dsgd_shard *shard);
+
+/* ---- Checkpoints --------------------------------------------------------------------------------------- */
+
+/* A checkpoint is a folder DIR/step-NNNNNNNNNN with files in the safetensors format, one of each worker, and
+ * manifest.json. It holds
+ *   - the values of all parameters; of untrained ones those of rank 0's first replica,
+ *   - the optimizer's state, its number of updates and learning rate, a dynamic loss scale,
+ *   - the index of the next step,
+ *   - the samples that the workers have drawn from the data shards of the session that the host has not
+ *     freed.
+ * A host that updates by itself (optimizer "none") saves the state of its own optimizer itself.
+ *
+ * The folder DIR is on a file system that all workers share. Give each training run a folder of its own.
+ * If the key `checkpoint_interval` is set, dsgd itself saves a checkpoint every `checkpoint_interval` steps,
+ * into `checkpoint_dir`; if that fails, the log says why and training goes on. `checkpoint_keep` is the
+ * number of checkpoints that stay.
+ *
+ * A checkpoint becomes visible only when it is complete. If a worker dies while a checkpoint is saved,
+ * earlier checkpoints are not affected, and the next save removes the incomplete files. Files carry checksums
+ * (XXH3).
+ *
+ * Tensors are named as parameters ("dense.weight"). State is named as in PyTorch, behind a space
+ * ("dense.weight exp_avg"), with "master_value" for float32 master values. A tensor of more than 1 MiB may
+ * be cut; a part is one-dimensional, and its name ends with its elements ("dense.weight [0:65536]"). */
+
+/* Saves a checkpoint of the model as it is between two steps. Collective: all workers call it between the
+ * same steps.
+ *
+ * The call copies this worker's part of the model; the files are written while steps go on. The memory of the
+ * copy is kept for the next save. If the previous checkpoint is still being written, the call waits for it.
+ * `folder` is DIR; NULL: `checkpoint_dir`. With `op`, the call returns when the model may change again,
+ * and the op ends when the checkpoint exists. dsgd_close waits for it as for other operations.
+ * Threads: one thread at a time.
+ * Blocks: for the copy, and with `op` NULL until the checkpoint exists, up to the deadline of `options`.
+ * Errors: DSGD_ERR_EXISTS (the folder has a checkpoint of this or a later step), DSGD_ERR_IO,
+ * DSGD_ERR_NOT_FOUND (a worker does not see the folder that rank 0 has made), DSGD_ERR_STATE (before start,
+ * or a step in flight), DSGD_ERR_INVALID_ARGUMENT (no folder), DSGD_ERR_TIMEOUT, DSGD_ERR_NO_MEMORY for the
+ * copy, which ends the call alone, and those of collectives. */
+DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
+                                      const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
+
+/* Loads a checkpoint into a started session, whose next step is then the one after the checkpoint.
+ * Collective: all workers call it between the same steps; usually right after dsgd_start. In a worker that
+ * has joined a running job, a call before its first step does nothing: it holds the state of the others
+ * already.
+ *
+ * `folder` is DIR, whose newest checkpoint is loaded, or one checkpoint DIR/step-NNNNNNNNNN; NULL:
+ * `checkpoint_dir`. The number of workers, the strategy, the devices and the number of replicas may differ
+ * from those that saved. Parameters must have the same names, dtypes and shapes, in any order, and the
+ * optimizer the same name. Its options, except the learning rate, and the settings of parameters are those
+ * of the session. State that the checkpoint lacks, such as a momentum that was off, begins at zero.
+ *
+ * Every worker reads and checks all files before anything changes; it needs memory for a second copy of
+ * values and optimizer state meanwhile. An error changes nothing, except that a device that fails while it
+ * gets the values fails the session. A session whose steps have ended with DSGD_ERR_TORN or
+ * DSGD_ERR_DIVERGED can step again afterwards.
+ *
+ * Data shards made before the call continue where the checkpoint was taken. They are found by samples, seed
+ * and flags, in the order of their creation; dsgd_shard_current_epoch and dsgd_shard_position tell where
+ * they are. With the same number of workers each continues exactly. With another number the rest of the
+ * epoch is dealt again. A shard is left out if the workers were in different epochs when they saved.
+ * Threads: one thread at a time.
+ * Blocks: with `op` NULL, up to the deadline of `options`.
+ * Errors: DSGD_ERR_NOT_FOUND (there is no checkpoint, as when a job is first started: go on without one),
+ * DSGD_ERR_IO (a file is missing or damaged, or cannot be read: the message names it), DSGD_ERR_MISMATCH
+ * (the checkpoint does not fit the model, or workers find different checkpoints), DSGD_ERR_STATE,
+ * DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_TIMEOUT, DSGD_ERR_NO_MEMORY, and those of collectives. */
+DSGD_API int32_t dsgd_checkpoint_load(dsgd_session *session, const char *folder,
+                                      const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 
 /* ---- Digest -------------------------------------------------------------------------------------------- */
 
@@ -1034,9 +1288,37 @@ typedef struct dsgd_head dsgd_head;
 /* Binds the configuration's `head` address (port 0: any) and serves one job until it is stopped. `config`
  * NULL: environment and defaults. The head ends with DSGD_ERR_TIMEOUT if a worker disconnects, or is silent
  * for a `lease`, before the job begins and no worker joins within `init_timeout`.
- * Blocks: to resolve a host name in `head`, up to `init_timeout`.
+ *
+ * With the key `head_state`, a path, the head keeps all that it knows of the running job in that file, and
+ * tells the workers nothing before it is on the disk. If the head is lost, the workers train on and dial it
+ * again, for `head_timeout`. A head that is then started with the same file, keys and token goes on with the
+ * job; with port 0 it takes the port of the one before. It must be reachable at the same address; another
+ * port is refused, another host is a warning. Each worker has a `lease` to come back; those that do not are
+ * lost. If none has come back, the head waits for `head_timeout` before it ends the job: perhaps they cannot
+ * reach it, and a head that is started elsewhere can still take up the job. While there is no head, no loss
+ * is decided, and no worker joins. If another process at the address refuses the workers, such as the head of
+ * another job, they dial on until `head_timeout`; their error then has the last refusal of each address. A
+ * worker that closes its session waits for a head up to a `lease`; a head that comes later takes it for lost.
+ * The path may be a symbolic link. The file and the file beside it that ends in ".lock" can be read by their
+ * user alone (mode 0600), for the file has a secret of the job; the token is in it only as a keyed hash. The
+ * file is removed when the job ends, well or not; the lock stays. If a change cannot be stored, the job ends
+ * with an error that names the file. A worker that would host the head refuses the key.
+ *
+ * With `head_state` = "etcd://HOST:PORT,HOST:PORT/PREFIX" the head keeps its state in etcd (3.4 or later)
+ * instead, and several heads of one job may run, each on a machine of its own. One serves; the others stand
+ * by, and refuse workers until one of them takes over: the lease in etcd of a lost head ends after a `lease`,
+ * at least 2 s. The key `head` of the workers lists the addresses of all. A head whose lease in etcd is over
+ * tells the workers nothing more, closes their connections, and ends with DSGD_ERR_WORKER_LOST. One that
+ * stands by ends with DSGD_OK when the job has ended, well or not. The end of the job removes the state.
+ * Needs libcurl.so.4 at run time.
+ * Blocks: to resolve a host name in `head`, up to `init_timeout`; for the first answer of etcd, up to a
+ * quarter of its lease, and at most 5 s, for each server.
  * Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_UNREACHABLE (an unknown host name, or an address of another
- * machine), DSGD_ERR_TIMEOUT (the host name was not resolved). */
+ * machine), DSGD_ERR_TIMEOUT (the host name was not resolved); for `head_state` DSGD_ERR_EXISTS (another head
+ * uses it), DSGD_ERR_CORRUPTED (damaged, or another file), DSGD_ERR_MISMATCH (of a job with other keys,
+ * another token or another port, or the server is not etcd), DSGD_ERR_IO, DSGD_ERR_NOT_FOUND (its folder),
+ * DSGD_ERR_UNREACHABLE and DSGD_ERR_TIMEOUT (etcd), DSGD_ERR_STATE (etcd refuses a request),
+ * DSGD_ERR_UNSUPPORTED (no libcurl). */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 
 /* Returns the head's address for the key `head` of workers, with the port that was bound; "" for NULL. */
@@ -1049,6 +1331,55 @@ DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error 
 
 /* Stops the head. NULL is fine. No call of dsgd_head_wait may be in progress. */
 DSGD_API void dsgd_head_free(dsgd_head *head);
+
+/* Asks the head of a job for its state, from any process that has the job's `head`, `job`, `token` and TLS
+ * keys; `config` NULL: environment and defaults. The caller takes no place in the job. `dsgd status` prints
+ * the answer as a table.
+ *
+ * The answer is one JSON object. Later versions may add fields. Times are in seconds.
+ *   job                the configuration's
+ *   head               address of the head that has answered, one of the configuration's
+ *   state              "gathering": workers are still to come; "running"; "paused": too few workers are left,
+ *                      and the job waits for others to join; "ending": all have left; "failed"
+ *   view, head_rank    number of the view, null while gathering; the worker that hosts the head, or null
+ *   num_workers, min_workers, max_workers
+ *   wanted_workers     of the last dsgd_job_scale, else null
+ *   scale_requests     how many calls of dsgd_job_scale the head has taken
+ *   error              the cause of "failed", else null
+ *   missing, refused   while gathering: ranks that have not come, if the others have asked for ranks; the
+ *                      last refusal of a worker, or null
+ *   workers            those that have come, in the order of their first ranks:
+ *     rank, worker_id, host, pid   rank: in its last view, null: not known yet
+ *     state            "waiting": the job has not begun; "running"; "joining": it is in no view yet; "left";
+ *                      "lost"
+ *     silence          time since the last heartbeat
+ *     view, steps      at the time of the last report: the worker's view, and the steps that have succeeded
+ *     steps_per_second over the last reports
+ *     report_age       time since the last report; a worker reports once per `heartbeat_interval`
+ *     activity         "computes": no call is open, or only its own host and GPUs delay the open ones;
+ *                      "waits": for other workers; "busy": it writes or sends
+ *     operation, waiting, waits_for, seconds   of the open call at the time of the report: its name, what it
+ *                      waits for as a sentence, the ranks, and how long it had been open
+ * Fields that are not known, or no longer, are null.
+ * Ownership: dsgd_text_free frees *text.
+ * Blocks: up to timeout_ms; -1: up to `init_timeout`.
+ * Errors: DSGD_ERR_UNREACHABLE (no head there), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_MISMATCH
+ * (another version of dsgd), DSGD_ERR_STATE (a worker, not a head), DSGD_ERR_TIMEOUT, DSGD_ERR_WORKER_LOST
+ * (the connection broke), DSGD_ERR_IO (TLS). */
+DSGD_API int32_t dsgd_job_status(const dsgd_config *config, int32_t timeout_ms, char **text,
+                                 dsgd_error **error);
+
+/* Tells the head of a running job how many workers the job shall have. The head starts and stops no process.
+ * It keeps the number, and gives it out as wanted_workers of dsgd_job_status: a program that starts workers,
+ * such as `dsgd run`, then starts more of them or stops some. Each call makes scale_requests one more, so
+ * that the same number can be asked for again after a loss. `config` as for dsgd_job_status. A head that is
+ * started again has forgotten both.
+ * Blocks: up to timeout_ms; -1: up to `init_timeout`.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (fewer than `min_workers`, or more than `max_workers`),
+ * DSGD_ERR_UNSUPPORTED (the workers of the job cannot change), DSGD_ERR_STATE (the job has not begun, or has
+ * ended), and those of dsgd_job_status. */
+DSGD_API int32_t dsgd_job_scale(const dsgd_config *config, int32_t workers, int32_t timeout_ms,
+                                dsgd_error **error);
 
 /* ---- Plug-ins ------------------------------------------------------------------------------------------ */
 
@@ -1111,9 +1442,8 @@ DSGD_API int32_t dsgd_algorithm_init(dsgd_algorithm *algorithm, size_t struct_si
 DSGD_API int32_t dsgd_algorithm_register(dsgd_config *config, const char *name,
                                          const dsgd_algorithm *algorithm, dsgd_error **error);
 
-/* Actions of the owner of a range on the sum of its gradients (dsgd_strategy.flags). MEAN: it divides the sum
- * and sends the mean, with which every worker updates, as in "simple". UPDATE: it updates, too, and sends the
- * new values, as in "ps". */
+/* Work of the owner of a range (dsgd_strategy.flags). MEAN: the owner divides the sum and sends the mean;
+ * every worker updates (as "simple"). UPDATE: the owner also updates and sends the new values (as "ps"). */
 enum dsgd_strategy_flags { DSGD_STRATEGY_MEAN_AT_OWNER = 0, DSGD_STRATEGY_UPDATE_AT_OWNER = 1 };
 
 /* The range that an owner is asked for; valid during that call. */

@@ -20,6 +20,7 @@
 #include "core/device/cuda/handles.h"
 #include "core/device/cuda/launch.h"
 #include "core/device/cuda/nccl.h"
+#include "core/device/cuda/staging.h"
 
 namespace dsgd::device {
 
@@ -47,13 +48,6 @@ int32_t failed(Message* message, const Handle* device, const char* call, cudaErr
               cudaGetErrorName(error));
 }
 
-// The device's context is the thread's from here on to the end of the function.
-#define DSGD_CURRENT(device)                                                                   \
-  const Current current(device);                                                               \
-  if (!current.ok())                                                                           \
-  return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", \
-              (device)->index)
-
 #define DSGD_CUDA(device, call)                                     \
   do {                                                              \
     if (const cudaError_t error_ = (call); error_ != cudaSuccess) { \
@@ -75,15 +69,18 @@ int32_t device_count(int32_t* count, Message* message) {
     *count = 0;
     return 0;
   }
+  if (driver == 0) {
+    return fail(message, Code::kUnsupported,
+                "no CUDA device can be used: there is no NVIDIA driver on this machine, or this process may "
+                "not use it; install the NVIDIA driver %s or later",
+                kOldestDriverName);
+  }
   if (driver < kOldestDriver) {
-    return fail(
-        message, Code::kUnsupported,
-        "no CUDA device can be used: %s CUDA %d.%d needs the NVIDIA driver %s or later (the driver here "
-        "is of CUDA %d.%d)",
-        driver == 0 ? "there is no NVIDIA driver on this machine, or this process may not use it;"
-                    : "the NVIDIA driver is too old;",
-        kOldestDriver / 1000, kOldestDriver % 1000 / 10, kOldestDriverName, driver / 1000,
-        driver % 1000 / 10);
+    return fail(message, Code::kUnsupported,
+                "no CUDA device can be used: the NVIDIA driver is too old; CUDA %d.%d needs the NVIDIA "
+                "driver %s or later, and the installed driver supports CUDA %d.%d",
+                kOldestDriver / 1000, kOldestDriver % 1000 / 10, kOldestDriverName, driver / 1000,
+                driver % 1000 / 10);
   }
   return fail(message, Code::kUnsupported, "no CUDA device can be used: %s (%s)", cudaGetErrorString(error),
               cudaGetErrorName(error));
@@ -131,7 +128,7 @@ FoundDriver look_for_driver() {
   return found;
 }
 
-// Looked for once, and the same ever after.
+// Looks the driver's functions up once per process.
 const FoundDriver& found_driver() {
   static const FoundDriver found = look_for_driver();
   return found;
@@ -163,8 +160,8 @@ int32_t open(int32_t index, Handle** device, Message* message) {
                 index, static_cast<int>(retained));
   }
   DSGD_CURRENT(handle.get());
-  // Now, rather than at first use: loading one may wait for all work of the device, which may wait for that
-  // step.
+  // Loaded here and not at first use: loading a kernel may wait for all work on the device, and that work may
+  // wait for the step that loads it.
   DSGD_CUDA(handle.get(), load_kernels());
   DSGD_CUDA(handle.get(), cudaStreamCreateWithFlags(&handle->zeroing, cudaStreamNonBlocking));
   *device = handle.release();
@@ -178,17 +175,23 @@ void close(Handle* device) {
 const char* describe(const Handle* device) { return device->description.c_str(); }
 DeviceId identity(const Handle* device) { return device->id; }
 
+}  // namespace
+
+// Queues do not wait for this stream, so the zeros have to be there before anything is enqueued in one.
+int32_t zero(Handle* device, void* data, uint64_t nbytes, Message* message) {
+  DSGD_CURRENT(device);
+  DSGD_CUDA(device, cudaMemsetAsync(data, 0, nbytes, device->zeroing));
+  DSGD_CUDA(device, cudaStreamSynchronize(device->zeroing));
+  return 0;
+}
+
 int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message) {
   DSGD_CURRENT(device);
   void* memory = nullptr;
   DSGD_CUDA(device, cudaMalloc(&memory, std::max<uint64_t>(nbytes, 1)));
-  // Queues do not wait for this stream, so the zeros have to be there before anything is enqueued in one.
-  cudaError_t error = cudaMemsetAsync(memory, 0, std::max<uint64_t>(nbytes, 1), device->zeroing);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(device->zeroing);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();
+  if (const int32_t code = zero(device, memory, std::max<uint64_t>(nbytes, 1), message)) {
     (void)cudaFree(memory);
-    return failed(message, device, "cudaMemsetAsync", error);
+    return code;
   }
   *data = memory;
   return 0;
@@ -196,6 +199,8 @@ int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message)
 void release(Handle* device, void* data) {
   if (const Current current(device); current.ok()) (void)cudaFree(data);
 }
+
+namespace {
 
 int32_t allocate_staging(Handle* device, uint64_t nbytes, void** data, Message* message) {
   DSGD_CURRENT(device);
@@ -235,9 +240,9 @@ int32_t check_pointer(Handle* device, const void* data, uint64_t nbytes, Message
   return 0;
 }
 
-// While this is in use, a context is the thread's that there was already. Asking about memory without one
-// would have the runtime make one on the first device, which takes memory there in every process, or get no
-// answer.
+// Makes a context that exists already, of any device, current on the calling thread while this object lives.
+// Without a current context a query about memory would fail, or create a context on device 0, which takes
+// memory there in each process.
 class AnyContext {
  public:
   AnyContext() {
@@ -271,20 +276,25 @@ class AnyContext {
   bool pushed_ = false;
 };
 
-int32_t check_host_pointer(const void* data, uint64_t nbytes, Message* message) {
+int32_t locate(const void* data, uint64_t nbytes, int32_t* index, Message* message) {
+  *index = -1;
   if (nbytes == 0) return 0;
   const AnyContext current;
   if (!current.ok()) return 0;  // no device is in use here, and so there is none of its memory
-  for (const void* end : ends_of(data, nbytes)) {
+  int32_t at[2] = {-1, -1};
+  for (size_t i = 0; i < 2; ++i) {
     cudaPointerAttributes attributes{};
-    if (cudaPointerGetAttributes(&attributes, end) != cudaSuccess) {
+    if (cudaPointerGetAttributes(&attributes, ends_of(data, nbytes)[i]) != cudaSuccess) {
       (void)cudaGetLastError();
       return 0;
     }
-    if (attributes.type != cudaMemoryTypeDevice) continue;
-    return fail(message, Code::kInvalidArgument, "memory of cuda:%d", attributes.device);
+    if (attributes.type == cudaMemoryTypeDevice) at[i] = attributes.device;
   }
-  return 0;
+  *index = at[0];
+  if (at[0] == at[1]) return 0;
+  return fail(message, Code::kInvalidArgument,
+              "memory of cuda:%d at one end only, so its size of %llu bytes is wrong, or it was freed",
+              std::max(at[0], at[1]), static_cast<unsigned long long>(nbytes));
 }
 
 }  // namespace
@@ -305,7 +315,10 @@ int32_t queue_open(Handle* device, Queue** queue, Message* message) {
   auto made = std::unique_ptr<Queue, void (*)(Queue*)>(
       new (std::nothrow) Queue{device, nullptr, nullptr, nullptr}, queue_close);
   if (!made) return fail(message, Code::kNoMemory, "cuda:%d: no memory", device->index);
-  DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking));
+  int least = 0, greatest = 0;
+  DSGD_CUDA(device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  // Other workers wait for sums and collectives, while the host's backward pass keeps the device busy.
+  DSGD_CUDA(device, cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, greatest));
   DSGD_CUDA(device, cudaStreamCreateWithFlags(&made->notices, cudaStreamNonBlocking));
   DSGD_CUDA(device, cudaEventCreateWithFlags(&made->reached, cudaEventDisableTiming));
   *queue = made.release();
@@ -341,12 +354,15 @@ int32_t launch_batch(const Queue& queue, const Kernel& kernel, Message* message)
   return 0;
 }
 
-template <typename Stored>
+template <typename Stored, bool kChecks>
 class SumBatch {
  public:
   using T = Wide<Stored>;
-  SumBatch(Queue* queue, Message* message) : queue_(queue), message_(message) {}
-  int32_t add(const SumPiece& piece, const Term* terms, T* bucket) {
+  SumBatch(Queue* queue, NonFinite* found, Message* message) : queue_(queue), message_(message) {
+    kernel_.found = found;
+  }
+  // `index`: of the piece's record.
+  int32_t add(const SumPiece& piece, uint32_t index, const Term* terms, T* bucket) {
     if (piece.count == 0) return 0;
     uint32_t done = 0;
     do {
@@ -356,7 +372,7 @@ class SumBatch {
       const uint32_t some = std::min(piece.terms - done, Kernel::kTerms - kernel_.terms);
       kernel_.piece[kernel_.pieces++] = {
           bucket + piece.position,     piece.count, kernel_.blocks, static_cast<uint16_t>(kernel_.terms),
-          static_cast<uint16_t>(some), done > 0};
+          static_cast<uint16_t>(some), done > 0,    index};
       for (uint32_t t = done; t < done + some; ++t) {
         kernel_.term[kernel_.terms++] = {static_cast<const Stored*>(terms[piece.first_term + t].gradient),
                                          static_cast<T>(terms[piece.first_term + t].weight)};
@@ -378,7 +394,7 @@ class SumBatch {
   }
 
  private:
-  using Kernel = SumKernel<Stored, Room::kMany>;
+  using Kernel = SumKernel<Stored, Room::kMany, kChecks>;
   Queue* const queue_;
   Message* const message_;
   Kernel kernel_;
@@ -392,25 +408,32 @@ bool is_of(DType dtype) {
   return !is_half(dtype);
 }
 
-template <typename Stored>
+template <typename Stored, bool kChecks>
 int32_t sum_as(Queue* queue, const SumPiece* pieces, uint32_t count, const Term* terms, void* bucket,
-               Message* message) {
-  SumBatch<Stored> batch(queue, message);
+               NonFinite* found, Message* message) {
+  SumBatch<Stored, kChecks> batch(queue, found, message);
   for (uint32_t p = 0; p < count; ++p) {
     if (!is_of<Stored>(pieces[p].source)) continue;
-    if (const int32_t code = batch.add(pieces[p], terms, static_cast<Wide<Stored>*>(bucket))) return code;
+    if (const int32_t code = batch.add(pieces[p], p, terms, static_cast<Wide<Stored>*>(bucket))) return code;
   }
   return batch.flush();
 }
 
-int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
-            void* bucket, Message* message) {
-  DSGD_CURRENT(queue->device);
-  if (dtype == DType::kFloat64) return sum_as<double>(queue, pieces, count, terms, bucket, message);
-  int32_t code = sum_as<float>(queue, pieces, count, terms, bucket, message);
-  if (code == 0) code = sum_as<Float16>(queue, pieces, count, terms, bucket, message);
-  if (code == 0) code = sum_as<Bfloat16>(queue, pieces, count, terms, bucket, message);
+template <bool kChecks>
+int32_t sum_of(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
+               void* bucket, NonFinite* found, Message* message) {
+  const auto sum = [&](auto sum_as) { return sum_as(queue, pieces, count, terms, bucket, found, message); };
+  if (dtype == DType::kFloat64) return sum(sum_as<double, kChecks>);
+  int32_t code = sum(sum_as<float, kChecks>);
+  if (code == 0) code = sum(sum_as<Float16, kChecks>);
+  if (code == 0) code = sum(sum_as<Bfloat16, kChecks>);
   return code;
+}
+
+int32_t sum(Queue* queue, DType dtype, const SumPiece* pieces, uint32_t count, const Term* terms,
+            void* bucket, NonFinite* found, Message* message) {
+  DSGD_CURRENT(queue->device);
+  return (found ? sum_of<true> : sum_of<false>)(queue, dtype, pieces, count, terms, bucket, found, message);
 }
 
 template <typename T>
@@ -451,8 +474,8 @@ class UpdateBatch {
     return push(given, given.action, bucket + given.position, targets + given.first_target,
                 std::min(given.targets, Kernel::kTargets));
   }
-  // Behind that, further replicas get copies of the first one's result: of its master values, or, where these
-  // are not updated, the same once more.
+  // Updates the replicas beyond that number, after the first ones: copies the first replica's result to them
+  // (its master values, for half types). Where the action does not update master values, repeats the action.
   int32_t add_further(const UpdatePiece& given, void* const* targets, const T* bucket) {
     if (given.count == 0) return 0;
     const bool updated = given.action == Action::kUpdate || !Kernel::kMaster;
@@ -501,7 +524,7 @@ class UpdateBatch {
     return 0;
   }
 
-  // Of the pieces that follow, too, as long as they have the same.
+  // Following pieces share the rule as long as theirs is equal.
   void add_rule(const UpdateRule& given) {
     kernel_.rule[kernel_.rules++] = {given.kind,     given.momentum, given.adam_decay,  given.sgd_decay,
                                      given.nesterov, given.amsgrad,  given.as<T>().sgd, given.as<T>().adam};
@@ -603,8 +626,8 @@ int32_t event_record_stream(Event* event, void* stream, Message* message) {
   (void)cudaGetLastError();
   if (error == cudaErrorInvalidResourceHandle || error == cudaErrorContextIsDestroyed) {
     return fail(message, Code::kInvalidArgument,
-                "cuda:%d: it is no stream of this device's (%s); give one that is", event->device->index,
-                cudaGetErrorName(error));
+                "cuda:%d: the stream does not belong to this device (%s); pass a stream of the device",
+                event->device->index, cudaGetErrorName(error));
   }
   return failed(message, event->device, "cudaEventRecord", error);
 }
@@ -654,8 +677,10 @@ constexpr Backend kBackend = {
     .release = release,
     .allocate_staging = allocate_staging,
     .release_staging = release_staging,
+    .allocate_staging_parts = allocate_staging_parts,
+    .release_staging_parts = release_staging_parts,
     .check_pointer = check_pointer,
-    .check_host_pointer = check_host_pointer,
+    .locate = locate,
     .queue_open = queue_open,
     .queue_close = queue_close,
     .copy = copy,
@@ -673,6 +698,8 @@ constexpr Backend kBackend = {
     .communicator_load = communicator_load,
     .communicator_id = communicator_id,
     .communicator_open = communicator_open,
+    .communicator_allocate = communicator_allocate,
+    .communicator_release = communicator_release,
     .communicator_enqueue = communicator_enqueue,
     .communicator_fail = communicator_fail,
     .communicator_close = communicator_close,

@@ -33,6 +33,9 @@ struct Event {
 namespace cuda {
 
 // Functions of the table that others build on (backend.cc).
+int32_t allocate(Handle* device, uint64_t nbytes, void** data, Message* message);
+void release(Handle* device, void* data);
+int32_t zero(Handle* device, void* data, uint64_t nbytes, Message* message);  // returns when it is
 int32_t queue_open(Handle* device, Queue** queue, Message* message);
 void queue_close(Queue* queue);
 int32_t copy(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);
@@ -53,10 +56,10 @@ struct Driver {
 };
 const Driver& driver();
 
-// This device's context is the calling thread's, while this one is in use. Not by cudaSetDevice(), which
-// would leave nothing to go back to: a thread that has not chosen a device seems to be on the first one, and
-// setting that takes memory there, in each process. Calls in its lifetime do not invalidate a graph that
-// another thread of the host's is capturing.
+// Makes the device's context current on the calling thread while this object lives. It pushes the context
+// instead of calling cudaSetDevice(), which cannot be undone: for a thread that has not chosen a device,
+// cudaGetDevice() returns device 0, and setting that again would create a context there, which takes memory
+// in each process. Calls while it lives do not invalidate a graph that another thread of the host captures.
 class Current {
  public:
   explicit Current(const Handle* device) : pushed_(driver().push(device->context) == CUDA_SUCCESS) {
@@ -76,6 +79,13 @@ class Current {
   const bool pushed_;
   cudaStreamCaptureMode capture_mode_ = cudaStreamCaptureModeRelaxed;  // then the mode to go back to
 };
+
+// The device's context is the thread's from here on to the end of the function.
+#define DSGD_CURRENT(device)                                                                   \
+  const Current current(device);                                                               \
+  if (!current.ok())                                                                           \
+  return fail(message, Code::kInternal, "cuda:%d: its context is gone; was the device reset?", \
+              (device)->index)
 
 }  // namespace cuda
 }  // namespace dsgd::device

@@ -37,21 +37,21 @@ inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
 
-// A thread of a block of kThreads. A kernel of several phases is called for each; between two, all threads of
-// a block meet.
+// One thread of a block of kThreads. A kernel with several phases is called once per phase; between phases
+// all threads of a block synchronize.
 struct Block {
   uint32_t index, thread, phase;
   double* shared;  // kThreads numbers, of the block; only with several phases
 };
 
-// A kernel's parameters have room for a few pieces, or for many: all tensors of a bucket go in one launch,
-// and little is sent where little is to do. A kernel with room for few can be filled from one with room for
-// many, if these are few.
+// Each kernel exists with parameters for many pieces, so that all tensors of a bucket fit one launch, and
+// with parameters for few, which cost less to send. A batch is collected for many; fits() copies it to the
+// small kernel if it fits.
 enum class Room { kFew, kMany };
 inline constexpr size_t parameter_bytes(Room room) { return room == Room::kFew ? 4096 : 32764; }
 
-// As many elements as one thread reads at once: of a half type as many as fill 16 bytes, and as many of what
-// is computed with.
+// The elements that one thread reads at once: as many of the stored type as fill 16 bytes. A lane of the wide
+// type has the same number.
 template <typename Stored>
 inline constexpr uint32_t kLane = 16 / sizeof(Stored);
 template <typename T, uint32_t kCount>
@@ -144,6 +144,16 @@ DSGD_KERNEL uint32_t piece_of(const Piece* pieces, uint32_t count, uint32_t bloc
   return low;
 }
 
+// Of many threads, to one record in the device's memory.
+DSGD_KERNEL void add_to(NonFinite* record, const NonFinite& part) {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(reinterpret_cast<unsigned long long*>(&record->count), part.count);
+  atomicMin(reinterpret_cast<unsigned long long*>(&record->first), part.first);
+#else
+  record->add(part, 0);
+#endif
+}
+
 // bucket = sum of weight * gradient over the replicas of this device, gathered into the bucket's layout
 // ("fuse") in one pass.
 template <typename Stored>
@@ -155,28 +165,31 @@ struct SumParts {
     uint32_t first_block;
     uint16_t first_term, terms;
     bool add;  // to the bucket, for pieces with more terms than one launch has room for
+    uint32_t index;
   };
   struct WeightedTerm {
     const Stored* gradient;
     T weight;
   };
 };
-template <typename Stored, Room kRoom>
+// With kChecks, elements of gradients that are not finite count as zero.
+template <typename Stored, Room kRoom, bool kChecks>
 struct SumKernel : SumParts<Stored> {
   using typename SumParts<Stored>::T;
   using typename SumParts<Stored>::Piece;
   using typename SumParts<Stored>::WeightedTerm;
-  using Few = SumKernel<Stored, Room::kFew>;
+  using Few = SumKernel<Stored, Room::kFew, kChecks>;
   static constexpr size_t kBytes = parameter_bytes(kRoom);
   static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 48 : 400,
                             kTerms = kRoom == Room::kFew ? 128 : 1200;
   uint32_t pieces = 0, terms = 0, blocks = 0;
+  NonFinite* found = nullptr;  // by Piece::index
   Piece piece[kPieces];
   WeightedTerm term[kTerms];
 
   bool fits(Few* few) const {
     if (pieces > Few::kPieces || terms > Few::kTerms) return false;
-    few->pieces = pieces, few->terms = terms, few->blocks = blocks;
+    few->pieces = pieces, few->terms = terms, few->blocks = blocks, few->found = found;
     std::copy_n(piece, pieces, few->piece);
     std::copy_n(term, terms, few->term);
     return true;
@@ -187,6 +200,14 @@ struct SumKernel : SumParts<Stored> {
     const Piece& p = piece[piece_of(piece, pieces, block.index)];
     bool in_lanes = aligned(p.sum);
     for (uint32_t t = 0; t < p.terms; ++t) in_lanes = in_lanes && aligned(term[p.first_term + t].gradient);
+    NonFinite mine;
+    const auto finite = [&mine](Stored stored, uint64_t i) {
+      const T element = widen(stored);
+      if (!kChecks || is_finite(element)) return element;
+      ++mine.count;
+      if (i < mine.first) mine.first = i;
+      return T{0};
+    };
     for_elements<kCount, 4>(
         block, range_of(p, block), in_lanes,
         [&](auto rows, uint64_t i) {
@@ -207,7 +228,7 @@ struct SumKernel : SumParts<Stored> {
             for (uint32_t row = 0; row < kRows; ++row) {
               DSGD_UNROLL
               for (uint32_t k = 0; k < kCount; ++k) {
-                const T product = from.weight * widen(gradient[row].element[k]);
+                const T product = from.weight * finite(gradient[row].element[k], i + row * kRow<kCount> + k);
                 T& element = sum[row].element[k];
                 element = t == 0 && !p.add ? product : element + product;
               }
@@ -220,11 +241,12 @@ struct SumKernel : SumParts<Stored> {
           T sum = p.add ? p.sum[i] : T{0};
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
-            const T product = from.weight * widen(from.gradient[i]);
+            const T product = from.weight * finite(from.gradient[i], i);
             sum = t == 0 && !p.add ? product : sum + product;
           }
           p.sum[i] = sum;
         });
+    if (kChecks && mine.count > 0) add_to(found + p.index, mine);
   }
 };
 
@@ -407,7 +429,7 @@ struct UpdateKernel : UpdateParts<Stored> {
 
   DSGD_KERNEL static T value_of(Stored value, T master) {
     if constexpr (kMaster) {
-      return followed<Stored>(master, widen(value));
+      return current_master<Stored>(master, widen(value));
     } else {
       return value;
     }
@@ -474,10 +496,13 @@ struct UpdateKernel : UpdateParts<Stored> {
   }
 };
 
-// All of them, for what is done with each.
+// X(kernel) for each kernel: to instantiate and to load them.
 // clang-format off
 #define DSGD_KERNELS_OF_ROOM(X, room)                                                                             \
-  X(SumKernel<float, room>) X(SumKernel<double, room>) X(SumKernel<Float16, room>) X(SumKernel<Bfloat16, room>)   \
+  X(SumKernel<float, room, false>) X(SumKernel<double, room, false>)                                              \
+  X(SumKernel<Float16, room, false>) X(SumKernel<Bfloat16, room, false>)                                          \
+  X(SumKernel<float, room, true>) X(SumKernel<double, room, true>)                                                \
+  X(SumKernel<Float16, room, true>) X(SumKernel<Bfloat16, room, true>)                                            \
   X(SquareKernel<float, room>) X(SquareKernel<double, room>)                                                      \
   X(UpdateKernel<float, room>) X(UpdateKernel<double, room>)                                                      \
   X(UpdateKernel<Float16, room>) X(UpdateKernel<Bfloat16, room>)

@@ -49,6 +49,12 @@ bool look_up(void* library, Functions* functions, const char** missing) {
   }
   DSGD_NCCL_FUNCTIONS(DSGD_NCCL_LOOK_UP)
 #undef DSGD_NCCL_LOOK_UP
+  functions->has_memory = true;
+#define DSGD_NCCL_LOOK_UP(name, symbol, result, arguments)                               \
+  functions->name = reinterpret_cast<decltype(functions->name)>(dlsym(library, symbol)); \
+  functions->has_memory = functions->has_memory && functions->name;
+  DSGD_NCCL_MEMORY_FUNCTIONS(DSGD_NCCL_LOOK_UP)
+#undef DSGD_NCCL_LOOK_UP
   return true;
 }
 
@@ -149,6 +155,53 @@ int32_t communicator_id(CommunicatorId* id, Message* message) {
                 functions().last_error(nullptr));
   }
   std::memcpy(id, &made, sizeof made);
+  return 0;
+}
+
+// Zeroed as all memory is, in the device's own stream.
+int32_t allocate_for_collectives(Handle* device, uint64_t nbytes, void** data, Message* message) {
+  if (!functions().has_memory) return allocate(device, nbytes, data, message);
+  DSGD_CURRENT(device);
+  void* memory = nullptr;
+  const nccl::Result result = functions().mem_alloc(&memory, nbytes);
+  if (result != nccl::kSuccess) {
+    (void)cudaGetLastError();
+    return fail(message, result == nccl::kCudaError ? Code::kNoMemory : Code::kInternal,
+                "cuda:%d: ncclMemAlloc of %llu bytes failed: %s: %s", device->index,
+                static_cast<unsigned long long>(nbytes), functions().error_string(result),
+                functions().last_error(nullptr));
+  }
+  if (const int32_t code = zero(device, memory, nbytes, message)) {
+    (void)functions().mem_free(memory);
+    return code;
+  }
+  *data = memory;
+  return 0;
+}
+
+void release_for_collectives(Handle* device, void* data) {
+  if (!functions().has_memory) return release(device, data);
+  if (const Current current(device); current.ok()) (void)functions().mem_free(data);
+}
+
+int32_t Ranks::register_memory(void* const* data, uint64_t nbytes, void** registrations, Message* message) {
+  if (!functions().has_memory) return 0;
+  for (size_t k = 0; k < comms_.size(); ++k) {
+    (void)cudaSetDevice(devices_[k]->index);
+    const nccl::Result result = functions().comm_register(comms_[k], data[k], nbytes, &registrations[k]);
+    if (is_bad(result)) return failed(message, k, "ncclCommRegister", result);
+  }
+  return 0;
+}
+
+// NCCL gives none where its own settings forbid registrations.
+int32_t Ranks::deregister_memory(void* const* registrations, Message* message) {
+  for (size_t k = 0; k < comms_.size(); ++k) {
+    if (!registrations[k]) continue;
+    (void)cudaSetDevice(devices_[k]->index);
+    const nccl::Result result = functions().comm_deregister(comms_[k], registrations[k]);
+    if (is_bad(result)) return failed(message, k, "ncclCommDeregister", result);
+  }
   return 0;
 }
 

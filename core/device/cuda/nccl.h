@@ -1,4 +1,4 @@
-// NCCL, which is found when the first communicator is wanted.
+// NCCL, loaded when the first communicator is created.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,14 @@ namespace dsgd::device::cuda {
 int32_t communicator_load(const char* path, int32_t* version, Message* message);
 int32_t communicator_id(CommunicatorId* id, Message* message);
 
-// The ranks of this process in a communicator. What is begun is over when over() says so, and nothing else
-// may be begun before. One thread of its own, whose current device they set, since NCCL goes back to what it
-// finds. Its end aborts what is not over, unless finalize() is.
+// Memory that NCCL can map into other processes, where it has functions for that (2.19); else any.
+int32_t allocate_for_collectives(Handle* device, uint64_t nbytes, void** data, Message* message);
+void release_for_collectives(Handle* device, void* data);
+
+// The ranks of this process in a communicator. Calls do not block: after a call, poll over(), and make no
+// other call until it sets `over`. One thread of dsgd's makes all calls, because they change its current
+// device and NCCL restores the one that it finds. The destructor aborts the communicator, unless finalize()
+// has ended.
 class Ranks {
  public:
   Ranks(std::vector<Handle*> devices, int32_t first, int32_t size)
@@ -24,8 +29,12 @@ class Ranks {
   int32_t init(const CommunicatorId& id, Message* message);
   int32_t enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count,
                   Queue* const* queues, Message* message);
+  // Lets collectives read and write memory of allocate_for_collectives() without copies of NCCL's own. All
+  // members do so, or none. By device; a registration may be null.
+  int32_t register_memory(void* const* data, uint64_t nbytes, void** registrations, Message* message);
+  int32_t deregister_memory(void* const* registrations, Message* message);
   int32_t finalize(Message* message);
-  // kWorkerLost: what NCCL says when others have gone.
+  // Sets `over` if the last call has ended on all ranks. kWorkerLost if a member has left or died.
   int32_t over(bool* over, Message* message);
 
  private:

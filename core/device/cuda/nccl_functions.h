@@ -13,7 +13,7 @@ namespace dsgd::device::cuda::nccl {
 struct Opaque;
 using Comm = Opaque*;
 
-enum Result : int { kSuccess = 0, kSystemError = 2, kRemoteError = 6, kInProgress = 7 };
+enum Result : int { kSuccess = 0, kCudaError = 1, kSystemError = 2, kRemoteError = 6, kInProgress = 7 };
 enum DataType : int { kFloat32 = 7, kFloat64 = 8 };
 enum Operation : int { kSum = 0 };
 
@@ -53,10 +53,19 @@ struct Config {
   X(error_string, "ncclGetErrorString", const char*, (Result))                                       \
   X(last_error, "ncclGetLastError", const char*, (Comm))
 
+// Since 2.19; all of them are there, or none is used.
+#define DSGD_NCCL_MEMORY_FUNCTIONS(X)                                         \
+  X(mem_alloc, "ncclMemAlloc", Result, (void**, size_t))                      \
+  X(mem_free, "ncclMemFree", Result, (void*))                                 \
+  X(comm_register, "ncclCommRegister", Result, (Comm, void*, size_t, void**)) \
+  X(comm_deregister, "ncclCommDeregister", Result, (Comm, void*))
+
 struct Functions {
 #define DSGD_NCCL_MEMBER(name, symbol, result, arguments) result(*name) arguments = nullptr;
   DSGD_NCCL_FUNCTIONS(DSGD_NCCL_MEMBER)
+  DSGD_NCCL_MEMORY_FUNCTIONS(DSGD_NCCL_MEMBER)
 #undef DSGD_NCCL_MEMBER
+  bool has_memory = false;
 };
 
 }  // namespace dsgd::device::cuda::nccl

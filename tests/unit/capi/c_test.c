@@ -164,6 +164,7 @@ static void share(dsgd_session* session) {
   } while (count > 0);
   for (int i = 0; i < 10; i++) CHECK(seen[i] == 1);
   CHECK(dsgd_shard_position(shard) == 10);
+  CHECK(dsgd_shard_current_epoch(shard) == 3);
   MUST(dsgd_shard_seek(shard, 3, 7, &error));
   MUST(dsgd_shard_next(shard, indices, 8, &count, &error));
   CHECK(count == 3);

@@ -61,7 +61,7 @@ std::vector<BadCall> collective_cases() {
     add("foreign session", kInvalid, "not a dsgd_session",
         [](W w, Arguments& a) { a.session = foreign<dsgd_session>(w.config); });
     add("closed", kClosed, "closed", [](W w, Arguments& a) { a.session = w.closed.session; });
-    add("a group", kInvalid, {"'group'", "is NULL"},
+    add("a group", kInvalid, {"'group'", "must be NULL"},
         [](W w, Arguments& a) { a.group = foreign<dsgd_group>(w.config); });
     add("bad dtype", kInvalid, {"dtype 9", "enum dsgd_dtype (0 to 8)"}, [](W, Arguments& a) { a.dtype = 9; });
     add("NULL buffer", kInvalid, "is NULL", [](W, Arguments& a) { a.data = nullptr; });
@@ -122,6 +122,20 @@ std::vector<BadCall> collective_cases() {
     options.channel = DSGD_CHANNELS;
     return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
   });
+  add("dsgd_barrier", "a stream", {"a stream is given", "only collectives with data"}, [](W w, E e) {
+    dsgd_op_options options;
+    dsgd_op_options_init(&options, sizeof options);
+    options.stream = &options;
+    return dsgd_barrier(w.running.session, nullptr, &options, nullptr, e);
+  });
+  add("dsgd_allreduce", "a stream for host memory",
+      {"a stream is given", "host memory", "leave `stream` NULL"}, [](W w, E e) {
+        dsgd_op_options options;
+        dsgd_op_options_init(&options, sizeof options);
+        options.stream = &options;
+        return dsgd_allreduce(w.running.session, nullptr, data, receive, 8, DSGD_FLOAT32, DSGD_SUM, &options,
+                              nullptr, e);
+      });
   add("dsgd_barrier", "no time", {"timeout is 0 ms", "at least 1 ms"}, [](W w, E e) {
     dsgd_op_options options;
     dsgd_op_options_init(&options, sizeof options);

@@ -174,6 +174,9 @@ TEST(SizedStructs, step_result_defaults_are_as_written_in_the_header) {
   EXPECT_EQ(result.step, 0);
   EXPECT_EQ(result.applied, 0);
   EXPECT_NE(result.gradient_norm, result.gradient_norm) << "NaN";
+  EXPECT_EQ(result.nonfinite, 0);
+  EXPECT_EQ(result.nonfinite_rank, -1);
+  EXPECT_EQ(result.skipped, 0);
 }
 
 }  // namespace

@@ -187,6 +187,34 @@ std::vector<BadCall> session_cases() {
        DSGD_ERR_WAIT_TIMEOUT,
        {"after 0 ms"},
        [](W w, E e) { return dsgd_head_wait(w.head, 0, e); }},
+      {"dsgd_job_status", "foreign config", kInvalid, "not a dsgd_config",
+       [](W w, E e) {
+         char* text = nullptr;
+         return dsgd_job_status(foreign<dsgd_config>(w.shard), 0, &text, e);
+       }},
+      {"dsgd_job_status", "NULL text", kInvalid, "'text' is NULL",
+       [](W w, E e) { return dsgd_job_status(w.config, 0, nullptr, e); }},
+      {"dsgd_job_status", "bad time", kInvalid, "-2",
+       [](W w, E e) {
+         char* text = nullptr;
+         return dsgd_job_status(w.config, -2, &text, e);
+       }},
+      {"dsgd_job_status",
+       "no address",
+       kInvalid,
+       {"`head` is not set", "10.0.0.1:7700"},
+       [](W w, E e) {
+         char* text = nullptr;
+         return dsgd_job_status(w.config, 1000, &text, e);
+       }},
+      {"dsgd_job_scale", "foreign config", kInvalid, "not a dsgd_config",
+       [](W w, E e) { return dsgd_job_scale(foreign<dsgd_config>(w.shard), 2, 0, e); }},
+      {"dsgd_job_scale", "no workers", kInvalid, "workers = 0",
+       [](W w, E e) { return dsgd_job_scale(w.config, 0, 0, e); }},
+      {"dsgd_job_scale", "bad time", kInvalid, "-2",
+       [](W w, E e) { return dsgd_job_scale(w.config, 2, -2, e); }},
+      {"dsgd_job_scale", "no address", kInvalid, "`head` is not set",
+       [](W w, E e) { return dsgd_job_scale(w.config, 2, 1000, e); }},
       {"dsgd_head_free", "NULL", 0, nullptr, [](W, E) { return dsgd_head_free(nullptr), 0; }},
       {"dsgd_head_free", "foreign handle", 0, nullptr,
        [](W w, E) { return dsgd_head_free(foreign<dsgd_head>(w.config)), 0; }},

@@ -46,16 +46,16 @@ void doubling_schedule(int32_t rank, int32_t size, uint64_t count, Add add) {
   if (rank + power < size) add(kSend, last, rank + power, uint64_t{0}, count);
 }
 
-// Up a binomial tree to rank 0 and down again, in pieces that follow each other.
+// Up a binomial tree to rank 0 and down again, in blocks that follow each other.
 template <typename Add>
 void tree_schedule(int32_t rank, int32_t size, uint64_t count, Add add) {
   int32_t levels = 0;
   while ((1 << levels) < size) ++levels;
-  constexpr uint64_t kPieces = 3;
-  for (uint64_t piece = 0; piece < kPieces; ++piece) {
-    const uint64_t begin = count * piece / kPieces, length = count * (piece + 1) / kPieces - begin;
+  constexpr uint64_t kBlocks = 3;
+  for (uint64_t block = 0; block < kBlocks; ++block) {
+    const uint64_t begin = count * block / kBlocks, length = count * (block + 1) / kBlocks - begin;
     if (length == 0) continue;
-    const int32_t first = static_cast<int32_t>(piece);
+    const int32_t first = static_cast<int32_t>(block);
     for (int32_t level = 0; level < levels; ++level) {
       const int32_t bit = 1 << level, up = first + level, down = first + 2 * levels - 1 - level;
       if (rank % bit != 0) continue;

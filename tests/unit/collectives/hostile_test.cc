@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "core/collectives/all_reduce.h"
 #include "core/collectives/broadcast.h"
 #include "core/collectives/direct.h"
 #include "core/collectives/exchange.h"
-#include "core/collectives/ring.h"
-#include "core/collectives/scheduled.h"
+#include "core/collectives/range_transfers.h"
 #include "core/membership/probe.h"
 #include "core/mesh/mesh.h"
 #include "core/reduce/kernels.h"
@@ -71,7 +71,7 @@ class Victim final : public SessionEvents, public transport::AcceptHandler {
   }
   transport::Network& network() { return *network_; }
   void on_peer_failure(int32_t rank, const Status& why) override { failures.emplace_back(rank, why); }
-  void on_peer_unreachable(int32_t rank, const Status& why, const Status&) override {
+  void on_peer_unreachable(int32_t rank, const Status& why, const Status&, bool) override {
     failures.emplace_back(rank, why);
   }
   void on_peer_departed(int32_t rank) override { left.push_back(rank); }
@@ -204,44 +204,41 @@ class HostilePeer : public testing::Test {
     return header;
   }
   std::span<std::byte> bytes() { return std::as_writable_bytes(std::span(data)); }
-  static void add(void* to, const void* from, size_t count) {
-    reduce_into(DType::kFloat32, Reduction::kSum, to, from, count);
-  }
   std::unique_ptr<Task> make(const std::string& algorithm, uint64_t operation) {
     auto done = [this](const Status& status) { ended = status; };
     Operations& operations = victim->mesh->operations;
-    if (algorithm == "ring") {
-      return std::make_unique<Ring>(operations, shape(operation, Kind::kAllReduce, Algorithm::kRing),
-                                    RingPlan{kCount, sizeof(float), bytes().data(), add}, done);
-    }
     if (algorithm == "broadcast") {
       BulkHeader header = shape(operation, Kind::kBroadcast, Algorithm::kChain);
       header.root = 1;
       return std::make_unique<Broadcast>(operations, header, bytes(), done);
     }
     if (algorithm == "exchange") {
-      return std::make_unique<Exchange>(operations, shape(operation, Kind::kExchange, Algorithm::kOneHop),
+      return std::make_unique<Exchange>(operations, shape(operation, Kind::kBarrier, Algorithm::kOneHop),
                                         std::vector<std::byte>(16),
                                         [this](const Status& s, const auto&) { ended = s; });
     }
-    if (algorithm == "registered") {
-      BulkHeader header = shape(operation, Kind::kAllReduce, Algorithm::kScheduled);
-      auto write = [](int32_t rank, int32_t, uint64_t count, std::vector<Transfer>* transfers) {
-        *transfers = {{TransferKind::kSend, 0, 1 - rank, 0, count},
-                      {TransferKind::kReduce, 0, 1 - rank, 0, count}};
-        return Status();
-      };
-      auto schedule = ScheduleAlgorithm("mine", write).schedule(0, 2, kCount).value();
-      header.tag = Scheduled::tag(operations, *schedule);
-      return std::make_unique<Scheduled>(operations, header,
-                                         ScheduledPlan{schedule, sizeof(float), bytes().data(), add}, done);
+    if (algorithm == "range transfers") {
+      const std::vector<RangeTransfer> transfers = {{1, 0, bytes().data(), kCount * sizeof(float)},
+                                                    {0, 1, bytes().data(), 64}};
+      return std::make_unique<RangeTransfers>(operations, shape(operation, Kind::kView, Algorithm::kDirect),
+                                              transfers, done);
     }
-    DirectPlan plan;
-    plan.slices = slices_between(balanced_slices(kCount, 2));
-    plan.data = plan.result = bytes().data();
-    plan.add = add;
-    return std::make_unique<Direct>(operations, shape(operation, Kind::kAllReduce, Algorithm::kDirect),
-                                    std::move(plan), false, done);
+    auto write = [](int32_t rank, int32_t, uint64_t count, std::vector<Transfer>* transfers) {
+      *transfers = {{TransferKind::kSend, 0, 1 - rank, 0, count},
+                    {TransferKind::kReduce, 0, 1 - rank, 0, count}};
+      return Status();
+    };
+    AlgorithmChoice choice = registered_all_reduce("registered", write);
+    for (const AlgorithmChoice& row : built_in_all_reduces()) {
+      if (row->name == algorithm) choice = row;
+    }
+    EXPECT_EQ(choice->name, algorithm);
+    AllReducePlan plan;
+    plan.count = kCount;
+    plan.data = bytes().data();
+    return make_all_reduce(operations, shape(operation, Kind::kAllReduce, Algorithm::kAuto), choice, plan,
+                           done)
+        .value();
   }
   void begin(const std::string& algorithm, uint64_t operation) {
     ended.reset();
@@ -327,7 +324,7 @@ TEST_F(HostilePeer, ASecondConnectionOfAWorkerIsRefusedAndDoesNotHarmTheFirst) {
   open();
   connect();
   begin("exchange", kFirst);
-  BulkHeader early = shape(operation_number(5, 0), Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader early = shape(operation_number(5, 0), Kind::kBarrier, Algorithm::kOneHop);
   attacker->send(early, std::vector<std::byte>(16), false);
   world.run_for(1s);
   std::optional<Status> refused;
@@ -366,7 +363,7 @@ TEST_F(HostilePeer, AFalseClaimBeforeTheViewIsKnownDoesNotHarmTheRealWorker) {
 TEST_F(HostilePeer, AChunkOfAFalseClaimIsNotTakenWhenItsConnectionEndsBeforeTheViewIsKnown) {
   std::unique_ptr<ClientChannel> claim;
   std::vector<std::byte> lie(16, std::byte{7});
-  BulkHeader foreign = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader foreign = shape(kFirst, Kind::kBarrier, Algorithm::kOneHop);
   foreign.source = 1;
   attacker->claim("w1", "", [&](Dialled result) {
     ASSERT_TRUE(result.ok()) << result.status().message();
@@ -404,7 +401,7 @@ TEST_F(HostilePeer, ManyConnectionsThatClaimOneRankStayWithinTheReceiveMemory) {
         ++dialled;
         if (!result.ok()) return;
         claims.push_back(std::move(result).value());
-        BulkHeader foreign = shape(kFirst + dialled, Kind::kExchange, Algorithm::kOneHop);
+        BulkHeader foreign = shape(kFirst + dialled, Kind::kBarrier, Algorithm::kOneHop);
         foreign.source = 1;
         claims.back()->send(foreign, chunk, [](const Status&) {});
       });
@@ -446,7 +443,8 @@ TEST_F(HostilePeer, ChunksOutsideOfWhatWasAgreedFailTheOperationAndName) {
       {"of the next phase, empty", 1, 0, 0, false},
   };
   uint64_t call = 0;
-  for (const char* algorithm : {"direct", "ring", "registered", "broadcast", "exchange"}) {
+  for (const char* algorithm :
+       {"direct", "halving_doubling", "ring", "registered", "broadcast", "exchange", "range transfers"}) {
     for (const Chunk& chunk : chunks) {
       // Refused by the others but right here: an exchange takes an empty part, and a worker that is no root
       // an announcement.
@@ -486,7 +484,7 @@ TEST_F(HostilePeer, ChunksOfAnotherViewOrAnotherWorkerAreRefusedAndChangeNothing
                      (begun ? ", begun" : "") + (as_span ? ", as a span" : ""));
         const uint64_t operation = operation_number(++call, 0);
         if (begun) begin("exchange", operation);
-        BulkHeader foreign = shape(operation, Kind::kExchange, Algorithm::kOneHop);
+        BulkHeader foreign = shape(operation, Kind::kBarrier, Algorithm::kOneHop);
         foreign.view = view;
         foreign.source = source;
         attacker->answers.clear();
@@ -510,7 +508,7 @@ TEST_F(HostilePeer, WhatIsTooLongForAnExchangeFailsAtOnce) {
   victim->loop().post([this] {
     victim->mesh->operations.add(
         std::make_unique<Exchange>(victim->mesh->operations,
-                                   shape(kFirst, Kind::kExchange, Algorithm::kOneHop),
+                                   shape(kFirst, Kind::kBarrier, Algorithm::kOneHop),
                                    std::vector<std::byte>(transport::kSmallBytes + 1),
                                    [this](const Status& s, const auto&) { ended = s; }),
         transport::kNever);
@@ -632,9 +630,9 @@ TEST_F(HostilePeer, AWorkerThatIsWaitedForIsUnreachableWhenItDoesNotAnswerForALe
 TEST_F(HostilePeer, AStrangerWhoDialsBeforeTheViewIsKnownIsShownOutWithWhatItSent) {
   attacker->dial("somebody");
   run_until([&] { return attacker->channel != nullptr; });
-  BulkHeader never = shape(operation_number(0, 1), Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader never = shape(operation_number(0, 1), Kind::kBarrier, Algorithm::kOneHop);
   attacker->send(never, std::vector<std::byte>(16, std::byte{66}), false);
-  BulkHeader first = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader first = shape(kFirst, Kind::kBarrier, Algorithm::kOneHop);
   attacker->send(first, std::vector<std::byte>(16, std::byte{66}), false);
   world.run_for(1s);
   open();
@@ -689,7 +687,7 @@ TEST_F(HostilePeer, MalformedSignaturesFailTheOperationAndName) {
 TEST_F(HostilePeer, SignaturesOfOperationsFarAheadAreForgotten) {
   open();
   connect();
-  BulkHeader ahead = shape(kFirst, Kind::kExchange, Algorithm::kOneHop);
+  BulkHeader ahead = shape(kFirst, Kind::kBarrier, Algorithm::kOneHop);
   ahead.phase = kSignaturePhase;
   for (uint64_t call = 1000; call > 1; --call) {
     ahead.operation = operation_number(call, 0);

@@ -11,6 +11,8 @@
 #include <random>
 #include <set>
 
+#include "core/collectives/halving_doubling.h"
+#include "core/collectives/ring.h"
 #include "tests/unit/collectives/algorithms.h"
 
 namespace dsgd {
@@ -51,16 +53,24 @@ std::vector<Named> right_ones() {
   return {{"ring", writer(ring)}, {"doubling", writer(doubling)}, {"tree", writer(tree)}};
 }
 
+struct Generated {
+  const char* name;
+  Generator generate;
+};
+constexpr Generated kGenerated[] = {{"ring", generate_ring}, {"halving_doubling", generate_halving_doubling}};
+
 // Carries the schedules of all ranks out as a worker does, in an order of events drawn from a seed. Each pair
-// has a window: so many chunks (here: transfers) may have been sent and not yet been used. Elements hold sums
-// of powers of two that are far apart, so that a contribution that is missing or there twice shows.
+// has a window: a number of chunks (here: transfers) that may have been sent and not yet been used. Elements
+// hold sums of powers of two that are far apart, so that a contribution that is missing or there twice shows.
 class Execution {
  public:
   Execution(const ScheduleAlgorithm::Write& write, int32_t size, uint64_t count, uint64_t seed)
-      : random_(seed) {
+      : Execution([&](int32_t rank) { return ScheduleAlgorithm("own", write).schedule(rank, size, count); },
+                  size, count, seed) {}
+  using Part = std::function<Result<std::shared_ptr<const Schedule>>(int32_t rank)>;
+  Execution(const Part& part, int32_t size, uint64_t count, uint64_t seed) : random_(seed) {
     for (int32_t rank = 0; rank < size; ++rank) {
-      // Each worker has its own.
-      schedules_.push_back(ScheduleAlgorithm("own", write).schedule(rank, size, count).value());
+      schedules_.push_back(part(rank).value());  // each worker has its own
       data_.emplace_back(count);
       for (uint64_t i = 0; i < count; ++i) data_.back()[i] = element(rank, i);
       waits_.emplace_back();
@@ -125,10 +135,10 @@ class Execution {
     if (begun.copied) {
       const auto first = data_[rank].begin() + static_cast<std::ptrdiff_t>(begun.transfer.begin);
       chunk.copy.assign(first, first + static_cast<std::ptrdiff_t>(begun.transfer.count));
-      release(rank, begun.before);
+      release(rank, begun.dependents);
     }
     wires_[wire].push_back(std::move(chunk));
-    release(rank, begun.following);
+    release(rank, begun.later_sends);
   }
   void arrive(Wire wire) {
     const Chunk chunk = std::move(wires_[wire].front());
@@ -140,8 +150,8 @@ class Execution {
       place = in.transfer.kind == TransferKind::kReduce ? place + value : value;
     }
     left_ -= 2;
-    if (!out.copied) release(wire.first, out.before);
-    release(wire.second, in.before);
+    if (!out.copied) release(wire.first, out.dependents);
+    release(wire.second, in.dependents);
   }
 
   std::mt19937_64 random_;
@@ -154,6 +164,17 @@ class Execution {
   size_t left_ = 0;
 };
 
+void expect_sums(Execution execution, int32_t size, uint64_t count) {
+  ASSERT_TRUE(execution.run()) << "all wait for each other";
+  for (int32_t rank = 0; rank < size; ++rank) {
+    for (uint64_t i = 0; i < count; ++i) {
+      double sum = 0;
+      for (int32_t r = 0; r < size; ++r) sum += Execution::element(r, i);
+      ASSERT_EQ(execution.data()[rank][i], sum) << "rank " << rank << " element " << i;
+    }
+  }
+}
+
 TEST(Schedule, RightOnesAreTakenAndComeToTheSumInWhateverOrderThingsHappen) {
   for (const Named& named : right_ones()) {
     for (int32_t size = 2; size <= 8; ++size) {
@@ -165,16 +186,45 @@ TEST(Schedule, RightOnesAreTakenAndComeToTheSumInWhateverOrderThingsHappen) {
           ASSERT_TRUE(schedule.ok()) << schedule.status().message();
         }
         for (uint64_t seed = 0; seed < 20; ++seed) {
-          Execution execution(named.write, size, count, seed);
-          ASSERT_TRUE(execution.run()) << "seed " << seed << ": all wait for each other";
-          for (int32_t rank = 0; rank < size; ++rank) {
-            for (uint64_t i = 0; i < count; ++i) {
-              double sum = 0;
-              for (int32_t r = 0; r < size; ++r) sum += Execution::element(r, i);
-              ASSERT_EQ(execution.data()[rank][i], sum)
-                  << "seed " << seed << " rank " << rank << " element " << i;
-            }
-          }
+          SCOPED_TRACE("seed " + std::to_string(seed));
+          expect_sums(Execution(named.write, size, count, seed), size, count);
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedule, GeneratedOnesPassTheCheckOfRegisteredOnes) {
+  for (const Generated& generated : kGenerated) {
+    for (int32_t size : {2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64, 100}) {
+      for (uint64_t count : {uint64_t{1}, uint64_t{15}, uint64_t{1000}, uint64_t{20000}}) {
+        SCOPED_TRACE(std::string(generated.name) + " W" + std::to_string(size) + " n" +
+                     std::to_string(count));
+        const auto write = [&](int32_t rank, int32_t workers, uint64_t elements, Transfers* transfers) {
+          generated.generate(rank, workers, elements, 400, transfers);
+          for (const Transfer& transfer : *transfers) EXPECT_LE(transfer.count, 400u);
+          return Status();
+        };
+        auto schedule = ScheduleAlgorithm(generated.name, write).schedule(size / 2, size, count);
+        ASSERT_TRUE(schedule.ok()) << schedule.status().message();
+      }
+    }
+  }
+}
+
+// Their receives do not wait for earlier sends of the same elements. A send is read when it arrives, so one
+// that was overwritten before would show in the sums.
+TEST(Schedule, GeneratedOnesComeToTheSumInWhateverOrderThingsHappen) {
+  for (const Generated& generated : kGenerated) {
+    for (int32_t size = 2; size <= 8; ++size) {
+      for (uint64_t count : {uint64_t{1}, uint64_t{40}, uint64_t{100}}) {
+        for (uint64_t seed = 0; seed < 20; ++seed) {
+          SCOPED_TRACE(std::string(generated.name) + " W" + std::to_string(size) + " n" +
+                       std::to_string(count) + " seed " + std::to_string(seed));
+          const auto part = [&](int32_t rank) {
+            return ScheduleAlgorithm(generated.generate).schedule(rank, size, count, 5);
+          };
+          expect_sums(Execution(part, size, count, seed), size, count);
         }
       }
     }

@@ -54,13 +54,20 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
   EXPECT_EQ(names, (std::vector<std::string>{"absent",
                                              "algorithm",
                                              "bucket_size",
+                                             "checkpoint_dir",
+                                             "checkpoint_interval",
+                                             "checkpoint_keep",
                                              "checksum",
+                                             "copies",
                                              "devices",
                                              "devices_per_worker",
+                                             "early_update",
                                              "embed_head",
                                              "fingerprint",
                                              "gradient_norm",
                                              "head",
+                                             "head_state",
+                                             "head_timeout",
                                              "heartbeat_interval",
                                              "init_timeout",
                                              "interface",
@@ -73,21 +80,29 @@ TEST(ConfigKeys, are_complete_and_alphabetical) {
                                              "log_level",
                                              "log_to",
                                              "loss_scale",
+                                             "max_workers",
                                              "min_workers",
                                              "nccl_library",
+                                             "nonfinite",
                                              "num_workers",
                                              "ports",
                                              "rank",
                                              "receive_memory",
+                                             "rejoin_timeout",
                                              "reproducible",
                                              "servers",
                                              "spin",
                                              "stall_warning",
                                              "step_timeout",
+                                             "straggler_timeout",
                                              "strategy",
                                              "supervisor",
+                                             "tls_ca",
+                                             "tls_cert",
+                                             "tls_key",
                                              "token",
                                              "trace_spans",
+                                             "wire",
                                              "worker_id"}));
 }
 
@@ -122,16 +137,18 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
     std::vector<const char*> good, bad;
   } cases[] = {
       {"bucket_size",
-       {"4K", "1G", "4096", "1024M", "5000"},
-       {"4095", "3K", "1025M", "1073741825", "2G", "-4K", ""}},
+       {"", "4K", "1G", "4096", "1024M", "5000"},
+       {"4095", "3K", "1025M", "1073741825", "2G", "-4K"}},
       {"devices_per_worker", {"0", "1024"}, {"-1", "1025", "", "two", "1.5"}},
       {"heartbeat_interval", {"0", "0s", "10ms", "30m", "1800s"}, {"9ms", "1ns", "31m", "-1s", ""}},
+      {"head_timeout", {"10ms", "60s", "24h"}, {"9ms", "0", "25h", ""}},
       {"init_timeout", {"10ms", "24h", "1440m"}, {"9ms", "0", "25h", "60", ""}},
       {"launcher_port", {"0", "1", "65535"}, {"-1", "65536", "", "http"}},
       {"lease", {"500ms", "1h", "500000us", "500000000ns"}, {"499ms", "0", "61m", "2h", "10", ""}},
       {"loss_scale",
        {"off", "dynamic", "1", "65536", "1000000000000"},
        {"0", "-1", "1.5", "", "on", "dynamic ", "1000000000001", "1..1000000000000"}},
+      {"max_workers", {"", "1", "65536"}, {"0", "65537", "-1"}},
       {"min_workers", {"", "1", "65536"}, {"0", "65537", "-1"}},
       {"num_workers",
        {"1", "65536"},
@@ -140,8 +157,13 @@ TEST(ConfigKeys, every_number_takes_the_ends_of_its_range_and_nothing_beyond) {
       {"receive_memory", {"1M", "1T", "1024G"}, {"1023K", "2T", "0", "", "256"}},
       {"servers", {"0", "65536"}, {"-1", "65537", ""}},
       {"spin", {"", "0", "1ns", "50us", "1s", "1000ms"}, {"1001ms", "2s", "-1us", "50"}},
+      {"rejoin_timeout", {"0", "0s", "10ms", "24h"}, {"9ms", "25h", "-1s", ""}},
       {"stall_warning", {"1s", "30s", "24h"}, {"999ms", "0", "25h", ""}},
       {"step_timeout", {"10ms", "300s", "24h"}, {"9ms", "0", "25h", ""}},
+      {"straggler_timeout", {"0", "500ms", "60s", "24h"}, {"499ms", "25h", ""}},
+      {"checkpoint_interval", {"0", "1000000000"}, {"-1", "1000000001", ""}},
+      {"checkpoint_keep", {"0", "1000000"}, {"-1", "1000001", ""}},
+      {"copies", {"1", "8"}, {"0", "9", "-1", "", "two"}},
       {"trace_spans", {"0", "16777216"}, {"-1", "16777217", ""}},
   };
   std::set<std::string> tested;
@@ -189,6 +211,9 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
                                                   "http://h:1",
                                                   "[::1:7",
                                                   "host:1\n"};
+  auto heads = addresses, bad_heads = bad_addresses;
+  heads.insert(heads.end(), {"a:7700,b:7700", "10.0.0.1:1,[::1]:2,c:3", "unix:/tmp/a,b"});
+  bad_heads.insert(bad_heads.end(), {",", "a:1,", ",a:1", "a:1,b", "a:1,unix:/tmp/head", "a:1, b:1"});
   const struct {
     const char* key;
     std::vector<std::string> good, bad;
@@ -202,16 +227,25 @@ TEST(ConfigKeys, every_text_takes_good_values_and_refuses_bad_ones) {
         "CPU",       "gpu:0",   "cuda:0,gpu:1",
         "cuda",      "cuda:",   "cuda:x",
         "cuda:0x",   "cuda:-0", "cuda:99999999999"}},
-      {"head", addresses, bad_addresses},
+      {"head", heads, bad_heads},
       {"interface", {"", "eth0", "10.0.0.3", "10.0.0.0/8", longest}, {too_long, "eth\n0"}},
       {"job", {"default", "a", longest}, {"", too_long, std::string("a\0b", 3), "a\x7f", "caf\xe9"}},
       {"listen", addresses, bad_addresses},
       {"fingerprint", {"", "model 8, torch 2.9", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
+      {"checkpoint_dir",
+       {"", "checkpoints", "/data/x y", std::string(4095, 'x')},
+       {std::string(4096, 'x'), "a\nb"}},
+      {"head_state",
+       {"", "/var/lib/job.head", "etcd://a:2379,[::1]:2379/dsgd", std::string(4095, 'x')},
+       {std::string(4096, 'x'), "a\nb"}},
       {"nccl_library",
        {"", "/opt/nccl/lib/libnccl.so.2", std::string(4095, 'x')},
        {std::string(4096, 'x'), "a\nb"}},
       {"ports", {"", "1", "7701-7720", "65535"}, {"0", "x", "7720-7701", "1-65536"}},
       {"supervisor", {"", "@0a1b2", longest}, {too_long, "@a\nb"}},
+      {"tls_ca", {"", "/etc/dsgd/ca.pem"}, {std::string(4096, 'x'), "a\nb"}},
+      {"tls_cert", {"", "node1.pem", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
+      {"tls_key", {"", "node1.key", std::string(4095, 'x')}, {std::string(4096, 'x'), "a\nb"}},
       {"token", {"", "secret # = word", longest}, {too_long, "a\nb"}},
       {"worker_id", {"", "node7-2", longest}, {too_long, "a\tb"}},
   };
@@ -252,6 +286,8 @@ TEST(Config, messages_name_the_remedy) {
       {"head", "7700", "'7700' has no host; write HOST:PORT"},
       {"head", "::1:7700", "write an IPv6 address as [IPV6]:PORT"},
       {"head", "h:70000", "has a bad port '70000'; ports are 0..65535"},
+      {"head", "h@a:1", "has a bad host; write letters, digits, '.', '-' and '_' only, or [IPV6]:PORT"},
+      {"listen", "[::1:0", "'[::1:0' is not an address; write HOST:PORT or [IPV6]:PORT"},
       {"head",
        "unix:/tmp/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/0123456789/"
        "0123456789/0123456789",
@@ -317,7 +353,7 @@ TEST(Config, defaults) {
   EXPECT_EQ(config.duration("heartbeat_interval"), seconds(2));
   EXPECT_EQ(config.duration("init_timeout"), seconds(60));
   EXPECT_EQ(config.duration("spin").count(), 0);
-  EXPECT_EQ(config.size("bucket_size"), 4u << 20);
+  EXPECT_EQ(config.size("bucket_size"), 0u);
   EXPECT_EQ(config.size("receive_memory"), 256u << 20);
   EXPECT_EQ(config.integer("num_workers"), 1);
   EXPECT_EQ(config.integer("min_workers"), 1);
@@ -397,8 +433,8 @@ TEST(Config, errors_name_misspelt_variables_of_keys_that_are_not_given) {
   EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_LEESE", "1s"}, {"DSGD_SOMETHING_ELSE_ALTOGETHER", ""}}),
               testing::Not(HasSubstr("the environment has")));
   // Kubernetes, for a service dsgd-head.
-  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_HEAD_SERVICE_HOST", "h"}, {"DSGD_HEAD_PORT", "1"}}),
-              AllOf(HasSubstr("DSGD_HEAD_SERVICE_HOST"), testing::Not(HasSubstr("DSGD_HEAD_PORT"))));
+  EXPECT_THAT(error({{"DSGD_LEASE", "x"}, {"DSGD_HEAD_SERVICE_HOST", "h"}, {"DSGD_HEAD_SERVICE_PORT", "1"}}),
+              AllOf(HasSubstr("DSGD_HEAD_SERVICE_HOST"), testing::Not(HasSubstr("DSGD_HEAD_SERVICE_PORT"))));
 }
 
 TEST(Config, ports_are_one_or_a_range) {
@@ -510,14 +546,26 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
        "rank",
        "key 'rank': 2 is too large, since num_workers is 2"},
       {{{"rank", "1"}}, Code::kInvalidArgument, "rank", "num_workers is 1"},
-      {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}},
-       Code::kUnsupported,
-       "min_workers",
-       "going on after a loss is not supported yet"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}, {"early_update", "1"}},
+       Code::kInvalidArgument,
+       "early_update",
+       "set early_update = 0, or leave min_workers, max_workers and rejoin_timeout unset"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"max_workers", "3"}},
+       Code::kInvalidArgument,
+       "max_workers",
+       "3 is too few, since num_workers is 4; leave max_workers unset"},
       {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "5"}},
        Code::kInvalidArgument,
        "min_workers",
        "5 is too many"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"straggler_timeout", "60s"}},
+       Code::kInvalidArgument,
+       "straggler_timeout",
+       "cannot go on without it; set min_workers to less than num_workers (4), or straggler_timeout to 0"},
+      {{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}, {"straggler_timeout", "9s"}},
+       Code::kInvalidArgument,
+       "straggler_timeout",
+       "'9s' is less than lease ('10s')"},
       {{{"num_workers", "4"}, {"head", "h:1"}, {"servers", "5"}},
        Code::kInvalidArgument,
        "servers",
@@ -526,10 +574,39 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
        Code::kInvalidArgument,
        "heartbeat_interval",
        "'501ms' is more than half of lease ('1s')"},
+      {{{"tls_cert", "a.pem"}, {"tls_ca", "ca.pem"}},
+       Code::kInvalidArgument,
+       "tls_key",
+       "key 'tls_key' is not set, but 'tls_cert' is: TLS needs all of"},
+      {{{"tls_key", "a.key"}}, Code::kInvalidArgument, "tls_cert", "'tls_cert' is not set, but 'tls_key' is"},
+      {{{"tls_cert", "a.pem"}, {"tls_key", "a.key"}},
+       Code::kInvalidArgument,
+       "tls_ca",
+       "'tls_ca' is not set"},
       {{{"devices", "cpu,cpu"}, {"devices_per_worker", "3"}},
        Code::kInvalidArgument,
        "devices_per_worker",
        "3 is more than the 2 of devices"},
+      {{{"checkpoint_interval", "10"}},
+       Code::kInvalidArgument,
+       "checkpoint_dir",
+       "key 'checkpoint_interval' is 10, but checkpoint_dir is not set"},
+      {{{"nonfinite", "fail"}, {"loss_scale", "dynamic"}},
+       Code::kInvalidArgument,
+       "nonfinite",
+       "'fail' cannot be combined with loss_scale = dynamic"},
+      {{{"nonfinite", "zero"}, {"loss_scale", "dynamic"}},
+       Code::kInvalidArgument,
+       "nonfinite",
+       "set nonfinite to skip or off"},
+      {{{"wire", "bf16"}, {"reproducible", "1"}},
+       Code::kInvalidArgument,
+       "wire",
+       "'bf16' cannot be combined with reproducible = 1"},
+      {{{"wire", "fp16"}},
+       Code::kInvalidArgument,
+       "wire",
+       "'fp16' needs loss_scale, which skips a step whose sums overflow"},
   };
   for (const auto& test : cases) {
     const Status status = with(test.values).validate();
@@ -539,8 +616,13 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
   }
   for (const Values& values :
        {Values{{"num_workers", "4"}, {"head", "h:1"}, {"rank", "3"}, {"min_workers", "4"}, {"servers", "4"}},
+        Values{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}},
+        Values{{"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}, {"straggler_timeout", "10s"}},
         Values{{"lease", "1s"}, {"heartbeat_interval", "500ms"}},
         Values{{"devices", "cpu,cpu"}, {"devices_per_worker", "2"}},
+        Values{{"nonfinite", "skip"}, {"loss_scale", "dynamic"}},
+        Values{{"nonfinite", "fail"}, {"loss_scale", "1024"}},
+        Values{{"wire", "fp16"}, {"loss_scale", "dynamic"}}, Values{{"wire", "bf16"}},
         Values{{"devices", "auto"}, {"devices_per_worker", "2"}}}) {
     const Status status = with(values).validate();
     EXPECT_TRUE(status.ok()) << status.message();

@@ -68,7 +68,7 @@ TEST_F(GradientMarksTest, MarksAllOrNone) {
   EXPECT_THAT(mark(1, "abc"), ElementsAre(0, 1));
 }
 
-TEST_F(GradientMarksTest, UnmarkTakesBackWhatTheStepWasNotTold) {
+TEST_F(GradientMarksTest, UnmarkUndoesMarksThatTheStepHasNotSeen) {
   (void)mark(0, "abc");
   EXPECT_THAT(mark(1, "ab"), ElementsAre(0));
   marks_.unmark(*model_.replicas[1], parameters("ab"));

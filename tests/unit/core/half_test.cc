@@ -1,5 +1,4 @@
-// Conversions of half types against their definition: the nearest number there is, of two equally near ones
-// the even one.
+// Conversions of half types against their definition: round to nearest, ties to even.
 #include "core/base/half.h"
 
 #include <gtest/gtest.h>
@@ -99,14 +98,14 @@ TEST(Half, NarrowsToTheNearestAndTiesToEven) {
   narrows<Bfloat16>({8, 7});
 }
 
-TEST(Half, AMasterFollowsAValueThatIsNotItsOwn) {
+TEST(Half, AMasterValueIsResetWhenTheStoredValueWasWrittenByTheHost) {
   const float master = 1.0009f;  // between two float16
   const float rounded = widen(narrow<Float16>(master));
   ASSERT_NE(rounded, master);
-  EXPECT_EQ(followed<Float16>(master, rounded), master);
-  EXPECT_EQ(followed<Float16>(master, 2.0f), 2.0f);
-  EXPECT_TRUE(std::signbit(followed<Bfloat16>(0.0f, -0.0f)));
-  EXPECT_TRUE(std::isnan(followed<Bfloat16>(1.0f, std::numeric_limits<float>::quiet_NaN())));
+  EXPECT_EQ(current_master<Float16>(master, rounded), master);
+  EXPECT_EQ(current_master<Float16>(master, 2.0f), 2.0f);
+  EXPECT_TRUE(std::signbit(current_master<Bfloat16>(0.0f, -0.0f)));
+  EXPECT_TRUE(std::isnan(current_master<Bfloat16>(1.0f, std::numeric_limits<float>::quiet_NaN())));
 }
 
 }  // namespace

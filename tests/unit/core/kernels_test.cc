@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "core/base/half.h"
+
 namespace dsgd {
 namespace {
 
@@ -149,6 +151,60 @@ TYPED_TEST(FloatingKernels, weighted_sums_round_the_product_before_the_sum) {
   }
 }
 
+// In every place of a register, and at the ends of the blocks in which they are counted.
+template <typename Stored>
+void check_non_finite() {
+  using T = Wide<Stored>;
+  constexpr size_t kCount = (1 << 17) + 37;
+  const std::vector<T> drawn = random_values<T>(kCount, 6), start = random_values<T>(kCount, 7);
+  std::vector<Stored> source;
+  for (const T x : drawn) source.push_back(narrow<Stored>(std::fmod(x, T{1000})));
+  const T none[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
+                    -std::numeric_limits<T>::infinity()};
+  const DType dtype = std::is_same_v<Stored, Float16>    ? DType::kFloat16
+                      : std::is_same_v<Stored, Bfloat16> ? DType::kBfloat16
+                                                         : dtype_of<T>();
+  const auto sums = [&](bool add, NonFinite* found) {
+    std::vector<T> sum = start;
+    (add ? weighted_add : weighted_set)(dtype, sum.data(), source.data(), kCount, 0.3, found);
+    return sum;
+  };
+  for (const bool add : {false, true}) {
+    NonFinite found;
+    EXPECT_EQ(bits(sums(add, &found)), bits(sums(add, nullptr)));
+    EXPECT_EQ(found.count, 0u);
+    EXPECT_EQ(found.first, ~uint64_t{0});
+  }
+  std::vector<size_t> places = {kCount - 1, 1 << 17, (1 << 16) + 1, 1 << 16, (1 << 16) - 1};
+  for (size_t i = 40; i-- > 7;) places.push_back(i);
+  size_t count = 0;
+  for (const size_t place : places) {
+    source[place] = narrow<Stored>(none[count++ % 3]);
+    for (const bool add : {false, true}) {
+      std::vector<Stored> zeroed = source;
+      for (size_t p = 0; p < count; ++p) zeroed[places[p]] = Stored{};
+      std::swap(zeroed, source);
+      const std::vector<T> want = sums(add, nullptr);
+      std::swap(zeroed, source);
+      NonFinite found{3, 5};
+      EXPECT_EQ(bits(sums(add, &found)), bits(want));
+      EXPECT_EQ(found.count, 3 + count);
+      EXPECT_EQ(found.first, 5u);
+      NonFinite alone;
+      (void)sums(add, &alone);
+      EXPECT_EQ(alone.count, count);
+      EXPECT_EQ(alone.first, place);
+    }
+  }
+}
+
+TEST(Kernels, elements_that_are_not_finite_count_as_zero_where_they_are_looked_for) {
+  check_non_finite<float>();
+  check_non_finite<double>();
+  check_non_finite<Float16>();
+  check_non_finite<Bfloat16>();
+}
+
 TYPED_TEST(FloatingKernels, weighted_set_overwrites_whatever_was_there) {
   using T = TypeParam;
   std::vector<T> destination(20, std::numeric_limits<T>::quiet_NaN());
@@ -187,7 +243,47 @@ TEST(Kernels, subnormal_numbers_are_kept) {
   for (float x : a) EXPECT_EQ(x, 2 * tiny);
 }
 
-TEST(ReduceSymmetric, GivesTheSameBitsWhicheverOfTheTwoIsWhich) {
+template <typename Stored>
+void feeds_back(DType dtype) {
+  for (size_t count : {0, 1, 15, 16, 17, 100, 1000}) {
+    const std::vector<float> source = random_values<float>(count, 3 + count),
+                             residual = random_values<float>(count, 4 + count);
+    std::vector<Stored> narrowed(count);
+    std::vector<float> next(count), again(count), in_place = source;
+    narrow_with_residual(dtype, narrowed.data(), source.data(), residual.data(), 0.75f, next.data(), nullptr,
+                         count);
+    for (size_t i = 0; i < count; ++i) {
+      const float value = source[i] + 0.75f * residual[i];
+      ASSERT_EQ(narrowed[i].bits, narrow<Stored>(value).bits);
+      const float error = value - widen(narrowed[i]);
+      ASSERT_EQ(next[i], std::isfinite(error) ? error : 0);
+    }
+    std::vector<Stored> same(count);
+    narrow_with_residual(dtype, same.data(), in_place.data(), residual.data(), 0.75f, again.data(),
+                         in_place.data(), count);
+    ASSERT_EQ(bits(again), bits(next));
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(same[i].bits, narrowed[i].bits);
+      ASSERT_EQ(half::bits_of(in_place[i]), half::bits_of(widen(same[i])));
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
+  for (const float value : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), largest}) {
+    Stored narrowed;
+    const float none = 0;
+    float next = 1;
+    narrow_with_residual(dtype, &narrowed, &value, &none, 1, &next, nullptr, 1);
+    EXPECT_FALSE(std::isfinite(widen(narrowed)));
+    EXPECT_EQ(next, 0) << "an error that is not finite would stay for ever";
+  }
+}
+
+TEST(Kernels, narrow_with_residual_keeps_what_rounding_takes_away) {
+  feeds_back<Float16>(DType::kFloat16);
+  feeds_back<Bfloat16>(DType::kBfloat16);
+}
+
+TEST(ReduceSymmetric, GivesTheSameBitsInBothOrders) {
   const std::vector<uint32_t> odd = {0x00000000, 0x80000000, 0x3f800000, 0xbf800000, 0x7f800000, 0xff800000,
                                      0x7fc00000, 0xffc00000, 0x7fc12345, 0x7f812345, 0x00000001, 0x80000001};
   std::vector<uint32_t> a, b;

@@ -319,7 +319,7 @@ TEST(Launcher, UnknownNumberOfLocalWorkersIsAnErrorThatNamesItsVariable) {
   }
 }
 
-TEST(Launcher, UnknownMasterIsAnError) {
+TEST(Launcher, UnknownMasterOrProxyIsAnError) {
   const struct {
     const char* name;
     Variables variables;
@@ -339,6 +339,12 @@ TEST(Launcher, UnknownMasterIsAnError) {
        "MASTER_PORT is not set", "MASTER_PORT"},
       {"port of torchrun", with(kTorchrun, {{"MASTER_PORT", "x"}}), "MASTER_PORT='x' is not a port",
        "from 1 to 65535"},
+      {"MPICH's proxy has no port", with(kMpichPort, {{"PMI_PORT", "vm"}}), "PMI_PORT='vm' is not HOST:PORT",
+       "start the workers with mpirun"},
+      {"MPICH's proxy has no host", with(kMpichPort, {{"PMI_PORT", ":38011"}}),
+       "PMI_PORT=':38011' is not HOST:PORT", "start the workers with mpirun"},
+      {"the port of MPICH's proxy is out of range", with(kMpichPort, {{"PMI_PORT", "vm:0"}}),
+       "PMI_PORT='vm:0' is not HOST:PORT", "start the workers with mpirun"},
   };
   for (const auto& test : cases) {
     const auto note = started(test.variables).apply_launcher();
@@ -374,6 +380,11 @@ TEST(Launcher, BadNumberIsAnError) {
               HasSubstr("SLURM_STEP_NUM_TASKS of Slurm is not set"));
   EXPECT_THAT(started(with(kPyTorch, {{"RANK", "2"}})).apply_launcher().status().message(),
               HasSubstr("RANK=2 of PyTorch is not below WORLD_SIZE=2; correct it"));
+  const Variables alone = with(kPyTorch, {{"RANK", "5"}, {"WORLD_SIZE", "1"}});
+  EXPECT_THAT(started(alone).apply_launcher().status().message(),
+              HasSubstr("RANK=5 of PyTorch is not below WORLD_SIZE=1; correct it, or set launcher=none"));
+  for (const Variables& own : {Variables{{"DSGD_NUM_WORKERS", "1"}}, Variables{{"DSGD_LAUNCHER", "none"}}})
+    EXPECT_TRUE(started(with(alone, own)).apply_launcher().ok());
   EXPECT_EQ(started(with(kTorchrun, {{"WORLD_SIZE", "70000"}})).apply_launcher().status().parameter(),
             "num_workers");
 }

@@ -60,6 +60,24 @@ TEST(Options, numbers_of_every_form_and_both_ends_of_the_range) {
   }
 }
 
+TEST(Options, integers_are_whole_and_in_range) {
+  for (const auto& [text, expected] :
+       {std::pair{"copies=1", 1}, {"copies=8", 8}, {"copies=2.0", 2}, {"", 5}}) {
+    Options options = parse(text);
+    int32_t copies = 5;
+    options.integer("copies", &copies, 1, 8);
+    EXPECT_TRUE(options.finish().ok()) << text;
+    EXPECT_EQ(copies, expected);
+  }
+  for (const char* text : {"copies=0", "copies=9", "copies=1.5", "copies=two", "copies="}) {
+    Options options = parse(text);
+    int32_t copies = 5;
+    options.integer("copies", &copies, 1, 8);
+    EXPECT_FALSE(options.finish().ok()) << text;
+    EXPECT_EQ(copies, 5) << text;
+  }
+}
+
 TEST(Options, bad_words_are_refused_when_parsed) {
   const struct {
     const char *text, *message;

@@ -14,7 +14,9 @@ namespace {
 
 using transport::StepHeader;
 
-StepHeader header(std::vector<double> weights) { return {7, 1, 2, 3, 4, 0.1, 1, false, std::move(weights)}; }
+StepHeader header(std::vector<double> weights) {
+  return {7, 1, 2, 3, 4, 0.1, 1, false, std::move(weights), {}};
+}
 
 class StepHeaderTest : public ::testing::Test {
  protected:
@@ -31,7 +33,7 @@ class StepHeaderTest : public ::testing::Test {
     EXPECT_EQ(verdict.status.code(), Code::kInternal);
     EXPECT_EQ(verdict.status.rank(), 1);
     EXPECT_EQ(verdict.status.operation(), "step 7");
-    EXPECT_NE(verdict.status.message().find("step 7: the step header of rank 1 is invalid: "),
+    EXPECT_NE(verdict.status.message().find("step 7: rank 1 sent an invalid step header: "),
               std::string::npos)
         << verdict.status.message();
     EXPECT_NE(verdict.status.message().find(what), std::string::npos) << verdict.status.message();
@@ -46,7 +48,7 @@ TEST_F(StepHeaderTest, WeightsOfAllReplicasCount) {
                                       transport::encode(header({0, 16})), transport::encode(header({}))});
   ASSERT_TRUE(verdict.status.ok()) << verdict.status.message();
   EXPECT_EQ(state.total_weight, 48.5);
-  EXPECT_EQ(state.positive, 3u);
+  EXPECT_EQ(state.contributing_replicas, 3u);
 }
 
 TEST_F(StepHeaderTest, TruncatedHeadersNameTheirRank) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -66,7 +67,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
     std::printf("%s\n", library.value().description.c_str());
   }
   // Some who make up a communicator, or would, if another `absent` came.
-  std::vector<Status> join(size_t absent = 0, std::chrono::nanoseconds patience = 1min) {
+  std::vector<Status> join(size_t absent = 0, std::chrono::nanoseconds timeout = 1min) {
     const bool apart = std::strcmp(GetParam(), "each_its_own") == 0;
     const CommunicatorId id = gpus[0].device->new_communicator_id().value();
     std::vector<Ending> joined(apart ? gpus.size() : 1);
@@ -79,7 +80,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
       }
       member.communicator =
           Device::join(devices, id, static_cast<int32_t>(first), static_cast<int32_t>(gpus.size() + absent),
-                       patience, joined[m].told())
+                       timeout, joined[m].told())
               .value();
       first += devices.size();
       members.push_back(std::move(member));
@@ -136,8 +137,8 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
         collective, sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64, count, {}, {}, {}, {}, {}};
     for (Gpu* gpu : member.gpus) {
       work.buffers.push_back(buffers.there[index_of(gpu)].get());
-      work.after.push_back(gpu->filled.get());
-      work.reached.push_back(gpu->reached.get());
+      work.wait_for.push_back(gpu->filled.get());
+      work.done_events.push_back(gpu->reached.get());
     }
     return work;
   }
@@ -201,6 +202,40 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
   sums<double>();
 }
 
+// One piece is freed before the next work, one when the communicator has gone.
+TEST_P(CommunicatorConformance, SumsInMemoryOfTheCommunicatorAreThose) {
+  constexpr size_t kCount = 10'000;
+  all_join();
+  std::vector<std::shared_ptr<void>> kept;
+  for (int round = 0; round < 3; ++round) {
+    Buffers<float> buffers = this->buffers<float>(kCount);
+    for (Member& member : members) {
+      auto made = member.communicator->allocate(kCount * sizeof(float)).value();
+      ASSERT_EQ(made.size(), member.gpus.size());
+      for (size_t d = 0; d < made.size(); ++d) buffers.there[index_of(member.gpus[d])] = made[d];
+    }
+    read(buffers, kCount);
+    EXPECT_EQ(std::count(buffers.host(0), buffers.host(0) + kCount, 0.0f), static_cast<ptrdiff_t>(kCount));
+    fill(buffers, kCount);
+    std::vector<Ending> endings(members.size());
+    for (size_t m = 0; m < members.size(); ++m) {
+      members[m].communicator->enqueue(work_of(members[m], Collective::kAllReduce, kCount, buffers), 1min,
+                                       endings[m].told());
+    }
+    for (Ending& ending : endings) ok(ending.status());
+    read(buffers, kCount);
+    size_t wrong = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      float expected = 0;
+      for (size_t from = 0; from < gpus.size(); ++from) expected += element<float>(from, i);
+      for (size_t g = 0; g < gpus.size(); ++g) wrong += buffers.host(g)[i] != expected;
+    }
+    EXPECT_EQ(wrong, 0u);
+    if (round == 1) kept = buffers.there;
+  }
+  members.clear();
+}
+
 // Enqueued work waits for events of other queues, and for work enqueued before it; copies come where they
 // were asked for.
 TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
@@ -214,13 +249,14 @@ TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
     endings[m] = std::vector<Ending>(kTimes);
     for (size_t time = 0; time < kTimes; ++time) {
       Communicator::Work work = work_of(members[m], Collective::kAllReduce, kCount, sums);
-      if (time > 0) work.after.clear();
+      if (time > 0) work.wait_for.clear();
       for (uint32_t d = 0; d < members[m].gpus.size(); ++d) {
         const size_t g = index_of(members[m].gpus[d]);
         if (time == 0)
-          work.before.push_back({d, sums.there[g].get(), first.there[g].get(), kCount * sizeof(double)});
+          work.copies_before.push_back(
+              {d, sums.there[g].get(), first.there[g].get(), kCount * sizeof(double)});
         if (time == 0)
-          work.behind.push_back({d, between.host(g), sums.there[g].get(), kCount * sizeof(double)});
+          work.copies_after.push_back({d, between.host(g), sums.there[g].get(), kCount * sizeof(double)});
       }
       members[m].communicator->enqueue(work, 1min, endings[m][time].told());
     }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -23,7 +24,7 @@ constexpr DType kDType = std::is_same_v<Stored, Float16>    ? DType::kFloat16
                          : sizeof(Stored) == 4              ? DType::kFloat32
                                                             : DType::kFloat64;
 
-std::shared_ptr<Device> open(const std::string& name) {
+std::shared_ptr<Device> open([[maybe_unused]] const std::string& name) {
 #ifdef DSGD_TEST_CUDA
   if (name == "cuda") {
     auto device = Device::open(cuda_backend(), 0);
@@ -77,6 +78,8 @@ class DeviceConformance : public testing::TestWithParam<const char*> {
   template <typename Stored>
   void sums();
   template <typename Stored>
+  void finite_sums();
+  template <typename Stored>
   void updates(const char* name, const char* options);
   template <typename Stored>
   void means_and_copies();
@@ -105,6 +108,27 @@ TEST_P(DeviceConformance, MemoryIsZeroedAlignedAndOutlivesTheDevicesReference) {
   auto memory = other->allocate(100).value();
   other.reset();
   memory.reset();
+}
+
+TEST_P(DeviceConformance, StagingOfWhichPartsAreCopiedIsZeroedAndTakesCopiesThere) {
+  // Apart, on one page, on pages that follow each other, and without pages between them.
+  const std::vector<ByteRange> parts = {{0, 8}, {100, 108}, {4096, 4097}, {20'000, 50'000}, {65'530, 65'536}};
+  const size_t nbytes = 65'536;
+  auto staging = device->allocate_staging_parts(nbytes, parts).value();
+  char* const host = static_cast<char*>(staging.get());
+  EXPECT_EQ(std::count(host, host + nbytes, 0), static_cast<ptrdiff_t>(nbytes));
+  auto there = device->allocate(nbytes).value();
+  for (const ByteRange& part : parts) {
+    const size_t size = part.end - part.begin;
+    std::memset(host + part.begin, 7, size);
+    ok(queue->copy(static_cast<char*>(there.get()) + part.begin, host + part.begin, size));
+    finish();
+    std::memset(host + part.begin, 0, size);
+    ok(queue->copy(host + part.begin, static_cast<char*>(there.get()) + part.begin, size));
+    finish();
+    EXPECT_EQ(std::count(host + part.begin, host + part.end, 7), static_cast<ptrdiff_t>(size));
+  }
+  EXPECT_NE(device->allocate_staging_parts(0, {}).value(), nullptr);
 }
 
 TEST_P(DeviceConformance, WorkOfAQueueHappensInOrder) {
@@ -194,6 +218,63 @@ TEST_P(DeviceConformance, SumsAreTheBitsOfAPlainLoop) {
   sums<double>();
   sums<Float16>();
   sums<Bfloat16>();
+}
+
+// Pieces with more terms, and more pieces, than a launch has room for; aligned and not.
+template <typename Stored>
+void DeviceConformance::finite_sums() {
+  using T = Wide<Stored>;
+  const T none[] = {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity(),
+                    -std::numeric_limits<T>::infinity()};
+  for (const size_t shift : {size_t{0}, size_t{1}}) {
+    const std::vector<size_t> counts = {20'003, 0, 1, 100, 8192};
+    const std::vector<uint32_t> terms_of = {3, 1, 1300, 0, 2};
+    std::vector<SumPiece> pieces;
+    std::vector<Term> terms;
+    std::vector<Buffer<Stored>> gradients;
+    std::vector<T> expected;
+    std::vector<NonFinite> want(counts.size());
+    for (size_t p = 0; p < counts.size(); ++p) {
+      pieces.push_back(
+          {expected.size(), counts[p], static_cast<uint32_t>(terms.size()), terms_of[p], kDType<Stored>});
+      std::vector<T> sum(counts[p], 0);
+      for (uint32_t t = 0; t < terms_of[p]; ++t) {
+        std::vector<Stored> gradient = draw<Stored>(counts[p]);
+        std::vector<size_t> broken;
+        if (p == 0 && t != 1) broken = {20'002, 9000 + t, 8191 + 4 * t, 77};
+        if (p == 2 && t % 100 == 1) broken = {0};
+        for (const size_t i : broken) {
+          gradient[i] = narrow<Stored>(none[i % 3]);
+          want[p].add({1, i}, 0);
+        }
+        gradients.push_back(buffer(gradient, shift));
+        terms.push_back({gradients.back().data(), 2.5});
+        for (size_t i = 0; i < counts[p]; ++i) {
+          const T element = std::isfinite(widen(gradient[i])) ? widen(gradient[i]) : 0;
+          const volatile T product = T{2.5} * element;
+          sum[i] = t == 0 ? product : sum[i] + product;
+        }
+      }
+      expected.insert(expected.end(), sum.begin(), sum.end());
+      while (expected.size() % 16) expected.push_back(0);
+    }
+    Buffer<T> bucket = buffer(std::vector<T>(expected.size(), 0));
+    Buffer<NonFinite> found = buffer(std::vector<NonFinite>(counts.size()));
+    ok(queue->sum(kDType<T>, pieces, terms, bucket.data(), found.data()));
+    EXPECT_TRUE(same_bits(read(bucket), expected));
+    const std::vector<NonFinite> records = read(found);
+    for (size_t p = 0; p < counts.size(); ++p) {
+      EXPECT_EQ(records[p].count, want[p].count) << p;
+      EXPECT_EQ(records[p].first, want[p].first) << p;
+    }
+  }
+}
+
+TEST_P(DeviceConformance, ElementsThatAreNotFiniteCountAsZeroAndAreRecordedByPiece) {
+  finite_sums<float>();
+  finite_sums<double>();
+  finite_sums<Float16>();
+  finite_sums<Bfloat16>();
 }
 
 template <typename Stored>

@@ -96,10 +96,10 @@ TEST_F(Cuda, ABackendOfAnotherReleaseIsRefused) {
   other.version = kBackendVersion + 1;
   auto device = Device::open(other, 0);
   ASSERT_FALSE(device.ok());
-  expect_error(device.status(), Code::kUnsupported, "has version 5, this library knows version 4");
-  other.check_host_pointer = [](const void*, uint64_t, Message*) -> int32_t { std::abort(); };
+  expect_error(device.status(), Code::kUnsupported, "has version 6, this library knows version 5");
+  other.locate = [](const void*, uint64_t, int32_t*, Message*) -> int32_t { std::abort(); };
   int here = 0;
-  EXPECT_TRUE(Device::check_host_memory(other, &here, sizeof here).ok());
+  EXPECT_EQ(Device::locate(other, &here, sizeof here).value(), "");
 }
 
 TEST_F(Cuda, TellsNameAndDescription) {
@@ -139,10 +139,10 @@ TEST_F(Cuda, NothingWaitsForTheDevice) {
 TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
   const fake_cuda::Alive before = fake_cuda::alive();
   std::vector<std::string> warnings;
-  Patience patience{std::chrono::milliseconds(50), std::chrono::milliseconds(50),
+  TimeLimits limits{std::chrono::milliseconds(50), std::chrono::milliseconds(50),
                     [&](const std::string& message) { warnings.push_back(message); }};
   {
-    auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
+    auto device = Device::open(*dsgd_cuda_backend(), 1, limits).value();
     auto queue = std::move(device->new_queue()).value();
     auto event = std::move(device->new_event()).value();
     auto memory = device->allocate(4000).value(), more = device->allocate(4000).value(),
@@ -173,10 +173,10 @@ TEST_F(Cuda, ADeviceThatHangsIsGivenUpAndReleasedLater) {
 
 TEST_F(Cuda, OfSeveralDevicesThatHangOneIsWaitedForLong) {
   const fake_cuda::Alive before = fake_cuda::alive();
-  Patience patience{.allocation = std::chrono::hours(1), .release = std::chrono::hours(1)};
-  *patience.hangs = true;  // another one does
+  TimeLimits limits{.allocation = std::chrono::hours(1), .release = std::chrono::hours(1)};
+  *limits.hangs = true;  // another one does
   {
-    auto device = Device::open(*dsgd_cuda_backend(), 1, patience).value();
+    auto device = Device::open(*dsgd_cuda_backend(), 1, limits).value();
     auto queue = std::move(device->new_queue()).value();
     auto memory = device->allocate(4000).value(), staging = device->allocate_staging(4000).value();
     const fake_cuda::Pause pause;
@@ -230,30 +230,41 @@ TEST_F(Cuda, BuffersOfTheWrongKindAreNamed) {
   expect_error(second->check(of_first.get(), 1000), Code::kInvalidArgument,
                "the buffer is memory of cuda:0, but its replica is on cuda:1");
   expect_error(first->check(of_first.get(), 1001), Code::kInvalidArgument, "the buffer");
-  const auto on_host = [](const void* data, size_t nbytes) {
-    return Device::check_host_memory(*dsgd_cuda_backend(), data, nbytes);
-  };
-  EXPECT_TRUE(on_host(plain.data(), 1000).ok());
-  EXPECT_TRUE(on_host(pinned.get(), 1000).ok());
-  EXPECT_TRUE(on_host(nullptr, 0).ok());
-  const auto of_second = second->allocate(1000).value();
-  expect_error(on_host(of_second.get(), 1000), Code::kInvalidArgument, "memory of cuda:1");
 }
 
-TEST_F(Cuda, AskingWhetherMemoryIsTheHostsUsesNoDeviceThatIsNotInUse) {
-  const auto on_host = [](const void* data) {
-    return Device::check_host_memory(*dsgd_cuda_backend(), data, 8);
+TEST_F(Cuda, MemoryTellsItsDevice) {
+  const auto locate = [](const void* data, size_t nbytes) {
+    return Device::locate(*dsgd_cuda_backend(), data, nbytes);
   };
+  auto first = open(0), second = open(1);
+  auto of_first = first->allocate(1000).value(), pinned = first->allocate_staging(1000).value();
+  const auto of_second = second->allocate(1000).value();
+  std::vector<char> plain(1000);
+  void* managed = nullptr;
+  ASSERT_EQ(cudaMallocManaged(&managed, 1000), cudaSuccess);
+  for (const void* on_host : {static_cast<void*>(plain.data()), pinned.get(), managed})
+    EXPECT_EQ(locate(on_host, 1000).value(), "");
+  EXPECT_EQ(locate(nullptr, 0).value(), "");
+  EXPECT_EQ(locate(of_first.get(), 1000).value(), "cuda:0");
+  EXPECT_EQ(locate(of_second.get(), 1000).value(), "cuda:1");
+  EXPECT_EQ(locate(static_cast<char*>(of_second.get()) + 999, 1).value(), "cuda:1");
+  expect_error(locate(of_second.get(), 1001).status(), Code::kInvalidArgument,
+               "memory of cuda:1 at one end only, so its size of 1001 bytes is wrong");
+  ASSERT_EQ(cudaFree(managed), cudaSuccess);
+}
+
+TEST_F(Cuda, LocatingMemoryUsesNoDeviceThatIsNotInUse) {
+  const auto locate = [](const void* data) { return Device::locate(*dsgd_cuda_backend(), data, 8).value(); };
   fake_cuda::forget_contexts();
   (void)fake_cuda::take_devices_used();
   double plain = 0;
-  EXPECT_TRUE(on_host(&plain).ok());
+  EXPECT_EQ(locate(&plain), "");
   EXPECT_TRUE(fake_cuda::take_devices_used().empty());
   const auto second = open(1);
   const auto memory = second->allocate(8).value();
   (void)fake_cuda::take_devices_used();
-  expect_error(on_host(memory.get()), Code::kInvalidArgument, "memory of cuda:1");
-  EXPECT_TRUE(on_host(&plain).ok());
+  EXPECT_EQ(locate(memory.get()), "cuda:1");
+  EXPECT_EQ(locate(&plain), "");
   EXPECT_FALSE(fake_cuda::take_devices_used().count(0)) << "the thread's own device, which nobody uses";
 }
 
@@ -284,7 +295,10 @@ TEST_F(Cuda, AFailureNamesTheDeviceTheCallAndTheReason) {
       {"cudaMemsetAsync", [&] { return device->allocate(64).status(); }},
       {"cudaStreamSynchronize", [&] { return device->allocate(64).status(); }},
       {"cudaHostAlloc", [&] { return device->allocate_staging(64).status(); }},
+      {"cudaHostRegister", [&] { return device->allocate_staging_parts(64, {{0, 64}}).status(); }},
       {"cudaPointerGetAttributes", [&] { return device->check(memory.get(), 64); }},
+      {"cudaDeviceGetStreamPriorityRange", [&] { return device->new_queue().status(); }},
+      {"cudaStreamCreateWithPriority", [&] { return device->new_queue().status(); }},
       {"cudaStreamCreateWithFlags", [&] { return device->new_queue().status(); }},
       {"cudaMemcpyAsync", [&] { return queue->copy(memory.get(), memory.get(), 64); }},
       {"launch", [&] { return queue->sum(DType::kFloat32, {&sum, 1}, {&term, 1}, memory.get()); }},

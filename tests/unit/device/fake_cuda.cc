@@ -30,14 +30,15 @@ struct Fault {
 struct Range {
   size_t nbytes;
   int device;  // whose context it belongs to
-  enum Kind { kDevice, kPinned, kManaged } kind;
-  bool is_on_device() const { return kind != kPinned; }
+  enum Kind { kDevice, kPinned, kRegistered, kManaged } kind;
+  bool is_on_device() const { return kind == kDevice || kind == kManaged; }
 };
 // Default streams of a device. All threads have the same one in place of one each.
 struct DefaultStreams {
   std::shared_ptr<CUstream_st> legacy, per_thread;
 };
 constexpr size_t kMemory = size_t{2} << 30;  // that a device has
+constexpr size_t kPage = 4096;
 
 struct World {
   std::mutex mutex;
@@ -55,12 +56,18 @@ struct World {
   std::map<uintptr_t, Range> memory;
   // One thread may wait for a stream that another destroys.
   std::map<void*, std::shared_ptr<CUstream_st>> streams;
+  std::set<std::shared_ptr<CUstream_st>> destroyed;  // that still have work
   std::map<int, DefaultStreams> default_streams;
   std::set<cudaEvent_t> events;
   size_t launches = 0;
+  fake_cuda::Copies copies[2];           // by direction
+  std::set<int> priorities;              // of streams in use, since a test has asked
   std::set<int> devices_used, contexts;  // since a test has asked; that have a context
   std::set<int> kernels_loaded, reset;   // devices
   std::map<int, cudaError_t> broken;     // by device: what every call returns
+  // Arguments of host functions that are not called yet. A device that breaks never calls them, as with CUDA;
+  // the memory that they would free stays here, where a leak checker finds it.
+  std::multiset<void*> to_call;
 };
 World& world() {
   static World* const made = new World;  // streams' threads may outlive statics
@@ -184,9 +191,10 @@ struct CUstream_st {
   // The legacy default stream and blocking streams of a device wait for each other.
   enum Kind { kLegacy, kBlocking, kNonBlocking };
   const Kind kind;
+  const int priority;
   std::thread thread;
 
-  CUstream_st(int device, Kind kind) : device(device), kind(kind) {
+  CUstream_st(int device, Kind kind, int priority = 0) : device(device), kind(kind), priority(priority) {
     if (!world().immediate) thread = std::thread([this] { run(); });
   }
   void enqueue(std::function<void()> item) {
@@ -275,6 +283,7 @@ std::vector<Stream> streams_that(const Fits& fit) {
   };
   for (const auto& [device, defaults] : w.default_streams) look(defaults.legacy), look(defaults.per_thread);
   for (const auto& [handle, stream] : w.streams) look(stream);
+  for (const Stream& stream : w.destroyed) look(stream);
   return found;
 }
 
@@ -337,12 +346,7 @@ std::shared_ptr<EventState> event_of(cudaEvent_t event) {
 
 // The allocation that [data, data + nbytes) lies in.
 const Range* range_of(const void* data, size_t nbytes) {
-  World& w = world();
-  const uintptr_t at = reinterpret_cast<uintptr_t>(data);
-  auto next = w.memory.upper_bound(at);
-  if (next == w.memory.begin()) return nullptr;
-  --next;
-  return at + nbytes <= next->first + next->second.nbytes ? &next->second : nullptr;
+  return fake_cuda::find_range(world().memory, data, nbytes);
 }
 // Fits work on this device.
 void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
@@ -352,6 +356,13 @@ void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
   if (!range || !range->is_on_device()) misuse(std::string(what) + " that is no device memory");
   if (range->kind == Range::kDevice && range->device != device)
     misuse(std::string(what) + " that is memory of another device");
+}
+
+void note_priority(cudaStream_t stream) {
+  const int priority = stream_of(stream)->priority;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.priorities.insert(priority);
 }
 
 cudaError_t allocate(size_t nbytes, Range::Kind kind, void** data) {
@@ -366,23 +377,25 @@ cudaError_t allocate(size_t nbytes, Range::Kind kind, void** data) {
   return cudaSuccess;
 }
 // Waits for the device, as the real one does.
-cudaError_t release(void* data, bool pinned) {
+cudaError_t release(void* data, std::set<Range::Kind> kinds) {
   if (!data) return cudaSuccess;
   World& w = world();
   int device;
+  bool registered;
   {
     std::lock_guard lock(w.mutex);
     const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
-    if (found == w.memory.end() || (found->second.kind == Range::kPinned) != pinned)
+    if (found == w.memory.end() || !kinds.count(found->second.kind))
       misuse("a free of what was not allocated so");
     device = found->second.device;
+    registered = found->second.kind == Range::kRegistered;
   }
   drain_device(device);
   {
     std::lock_guard lock(w.mutex);
     w.memory.erase(reinterpret_cast<uintptr_t>(data));
   }
-  ::operator delete(data, std::align_val_t{256});
+  if (!registered) ::operator delete(data, std::align_val_t{256});
   return broken(device);  // the memory of a broken device goes all the same, as with its context
 }
 
@@ -429,6 +442,11 @@ Pause::Pause() { change(world().paused, 1); }
 Pause::~Pause() { change(world().paused, -1); }
 HoldCopies::HoldCopies(Direction direction) : direction_(direction) { change(world().held[direction_], 1); }
 HoldCopies::~HoldCopies() { change(world().held[direction_], -1); }
+Copies copies(HoldCopies::Direction direction) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return w.copies[direction];
+}
 Capture::Capture(cudaStream_t stream) {
   World& w = world();
   const Stream captured = stream_of(stream);
@@ -446,17 +464,33 @@ bool Capture::spoiled() const {
   return w.spoiled;
 }
 void enqueue(cudaStream_t stream, std::function<void()> work) {
+  note_priority(stream);
   ::enqueue(stream_of(stream), std::move(work));
 }
 int device_of(cudaStream_t stream) { return stream_of(stream)->device; }
 void must_be_on(int device, const void* data, size_t nbytes, const char* what) {
   ::must_be_on(device, data, nbytes, what);
 }
+void unmap(void* data) {
+  World& w = world();
+  {
+    std::lock_guard lock(w.mutex);
+    w.memory.erase(reinterpret_cast<uintptr_t>(data));
+  }
+  ::operator delete(data, std::align_val_t{256});
+}
 Alive alive() {
   World& w = world();
   std::lock_guard lock(w.mutex);
   return {static_cast<int>(w.streams.size()), static_cast<int>(w.events.size()),
           static_cast<int>(w.memory.size())};
+}
+size_t pinned() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  size_t nbytes = 0;
+  for (const auto& [address, range] : w.memory) nbytes += range.is_on_device() ? 0 : range.nbytes;
+  return nbytes;
 }
 bool wait_for(const Alive& then) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -479,10 +513,20 @@ std::set<int> take_devices_used() {
   std::lock_guard lock(w.mutex);
   return std::exchange(w.devices_used, {});
 }
+std::set<int> take_priorities() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return std::exchange(w.priorities, {});
+}
 size_t launches() {
   World& w = world();
   std::lock_guard lock(w.mutex);
   return w.launches;
+}
+size_t copies() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return w.copies[0].count + w.copies[1].count;
 }
 
 }  // namespace fake_cuda
@@ -493,10 +537,12 @@ namespace dsgd::device::cuda {
 
 namespace {
 
-template <typename Stored, Room kRoom>
-void check(const SumKernel<Stored, kRoom>& kernel, int device) {
+template <typename Stored, Room kRoom, bool kChecks>
+void check(const SumKernel<Stored, kRoom, kChecks>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
+    if (kChecks)
+      must_be_on(device, kernel.found + piece.index, sizeof(NonFinite), "a record of what is not finite");
     must_be_on(device, piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
     for (uint32_t t = 0; t < piece.terms; ++t) {
       must_be_on(device, kernel.term[piece.first_term + t].gradient, piece.count * sizeof(Stored),
@@ -547,6 +593,7 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     if (!w.kernels_loaded.count(current())) misuse("a kernel that is loaded only when it is launched");
     ++w.launches;
   }
+  note_priority(stream);
   // The last block of each kernel, for tests of what checks results.
   static const bool omits = std::getenv("FAKE_CUDA_OMITS");
   enqueue(stream_of(stream), [kernel, device = current()] {
@@ -668,7 +715,7 @@ cudaError_t cudaMallocManaged(void** data, size_t nbytes, unsigned int) {
 cudaError_t cudaFree(void* data) {
   FAKE_UNSAFE();
   use(current());
-  return release(data, false);
+  return release(data, {Range::kDevice, Range::kManaged});
 }
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
   FAKE_UNSAFE();
@@ -678,7 +725,26 @@ cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned int) {
 cudaError_t cudaFreeHost(void* data) {
   FAKE_UNSAFE();
   use(current());
-  return release(data, true);
+  return release(data, {Range::kPinned});
+}
+cudaError_t cudaHostRegister(void* data, size_t nbytes, unsigned int) {
+  FAKE_UNSAFE();
+  FAKE_CALL();
+  if (reinterpret_cast<uintptr_t>(data) % kPage != 0 || nbytes == 0 || nbytes % kPage != 0)
+    misuse("memory is registered that is not whole pages");
+  World& w = world();
+  if (w.allocations_wait) drain_device(current());
+  std::lock_guard lock(w.mutex);
+  const auto next = w.memory.lower_bound(reinterpret_cast<uintptr_t>(data));
+  const bool behind = next != w.memory.end() && next->first < reinterpret_cast<uintptr_t>(data) + nbytes;
+  if (behind || range_of(data, 1)) return last = cudaErrorHostMemoryAlreadyRegistered;
+  w.memory[reinterpret_cast<uintptr_t>(data)] = {nbytes, current(), Range::kRegistered};
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* data) {
+  FAKE_UNSAFE();
+  use(current());
+  return release(data, {Range::kRegistered});
 }
 cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
   FAKE_CALL();
@@ -701,6 +767,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
     for (const Range* range : {there, here}) {
       if (range && range->kind == Range::kDevice && range->device != current())
         misuse("a copy of memory of another device");
+    }
+    const bool to_device = there && there->is_on_device(), from_device = here && here->is_on_device();
+    if (to_device != from_device) {
+      fake_cuda::Copies& copies =
+          w.copies[to_device ? fake_cuda::HoldCopies::kToDevice : fake_cuda::HoldCopies::kToHost];
+      ++copies.count;
+      copies.nbytes += nbytes;
     }
   }
   if (!from_known) {  // read before the call returns
@@ -747,20 +820,31 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const Range* range = range_of(data, 1);
   attributes->type = !range                           ? cudaMemoryTypeUnregistered
                      : range->kind == Range::kManaged ? cudaMemoryTypeManaged
-                     : range->kind == Range::kPinned  ? cudaMemoryTypeHost
-                                                      : cudaMemoryTypeDevice;
+                     : range->is_on_device()          ? cudaMemoryTypeDevice
+                                                      : cudaMemoryTypeHost;
   attributes->device = range ? range->device : 0;
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   FAKE_CALL();
+  *least = 0, *greatest = fake_cuda::kGreatestPriority;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int priority) {
+  FAKE_CALL();
+  if (priority > 0 || priority < fake_cuda::kGreatestPriority) misuse("a priority that is out of range");
   auto made = std::make_shared<CUstream_st>(
-      current(), flags & cudaStreamNonBlocking ? CUstream_st::kNonBlocking : CUstream_st::kBlocking);
+      current(), flags & cudaStreamNonBlocking ? CUstream_st::kNonBlocking : CUstream_st::kBlocking,
+      priority);
   *stream = made.get();
   World& w = world();
   std::lock_guard lock(w.mutex);
   w.streams[*stream] = std::move(made);
   return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  FAKE_OUTCOME();
+  return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_UNSAFE();
@@ -791,7 +875,8 @@ cudaError_t cudaDeviceReset(void) {
   for (auto range = w.memory.begin(); range != w.memory.end();) {
     const auto at = range++;
     if (at->second.device != device) continue;
-    ::operator delete(reinterpret_cast<void*>(at->first), std::align_val_t{256});
+    if (at->second.kind != Range::kRegistered)
+      ::operator delete(reinterpret_cast<void*>(at->first), std::align_val_t{256});
     w.memory.erase(at);
   }
   w.kernels_loaded.erase(device);
@@ -801,10 +886,11 @@ cudaError_t cudaDeviceReset(void) {
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   use(current());
   const std::shared_ptr<CUstream_st> ended = stream_of(stream);
+  World& w = world();
   {
-    World& w = world();
     std::lock_guard lock(w.mutex);
     w.streams.erase(stream);
+    w.destroyed.insert(ended);
   }
   {
     std::lock_guard lock(ended->mutex);
@@ -813,6 +899,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   }
   // The real one returns at once and ends when its work is done.
   if (ended->thread.joinable()) ended->thread.join();
+  std::lock_guard lock(w.mutex);
+  w.destroyed.erase(ended);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
@@ -880,7 +968,18 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t given, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* context) {
   FAKE_CALL();
   FAKE_STREAM(stream);
-  enqueue(stream_of(stream), [function, context] { host_thread().run(function, context); });
+  World& w = world();
+  {
+    std::lock_guard lock(w.mutex);
+    w.to_call.insert(context);
+  }
+  enqueue(stream_of(stream), [function, context, &w] {
+    {
+      std::lock_guard lock(w.mutex);
+      w.to_call.erase(w.to_call.find(context));
+    }
+    host_thread().run(function, context);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t given) {

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <set>
 
@@ -47,6 +48,11 @@ class HoldCopies {
  private:
   const Direction direction_;
 };
+// Copies in a direction that were enqueued so far.
+struct Copies {
+  size_t count = 0, nbytes = 0;
+};
+Copies copies(HoldCopies::Direction direction);
 // While one of these is alive, the stream is captured into a graph, which calls that might interfere spoil,
 // of any thread that has not said that it may make them.
 class Capture {
@@ -56,18 +62,21 @@ class Capture {
   Capture(const Capture&) = delete;
   bool spoiled() const;
 };
-// From now on each piece of work in streams that are made on this device takes so long.
+// From now on each piece of work in streams that are made on this device takes `delay`.
 void set_delay(int device, std::chrono::microseconds delay);
 // Puts host work into a stream, as a kernel of the host's would be.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 int device_of(cudaStream_t stream);
 // Stops the test if this is not memory that work on the device may use.
 void must_be_on(int device, const void* data, size_t nbytes, const char* what);
+// Frees memory without waiting for the device, as unmapping does.
+void unmap(void* data);
 // Streams, events and allocations that are alive.
 struct Alive {
   int streams, events, allocations;
 };
 Alive alive();
+size_t pinned();  // bytes of the host's memory that are pinned
 // Waits until no more is alive than then; false if that takes more than a minute.
 bool wait_for(const Alive& then);
 int current_device();
@@ -76,5 +85,18 @@ std::set<int> take_devices_used();
 // As in a process that has not used a device yet.
 void forget_contexts();
 size_t launches();  // so far
+size_t copies();    // in both directions
+// Priorities of the streams into which kernels and collectives were put since the last call.
+constexpr int kGreatestPriority = -5;
+std::set<int> take_priorities();
+// Returns the range, of those by their address, that [data, data + nbytes) lies in, or null. A range has
+// `nbytes`.
+template <typename Ranges>
+auto* find_range(Ranges& ranges, const void* data, size_t nbytes) {
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  auto next = ranges.upper_bound(at);
+  const bool inside = next != ranges.begin() && at + nbytes <= (--next)->first + next->second.nbytes;
+  return inside ? &next->second : nullptr;
+}
 
 }  // namespace fake_cuda

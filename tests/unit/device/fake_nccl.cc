@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -34,6 +35,12 @@ constexpr auto kInvalidUsage = static_cast<nccl::Result>(5);
 struct Part {
   const void* send;
   void* receive;
+  bool registered;
+};
+struct Memory {
+  size_t nbytes;
+  int device;
+  int registrations = 0;
 };
 struct Operation {
   What what;
@@ -55,12 +62,17 @@ struct World {
   std::map<std::string, std::shared_ptr<Clique>> cliques;
   std::map<std::string, int> faults;
   int version = 22809, ids = 0;
-  std::atomic<int> alive = 0, ended = 0;
+  std::map<uintptr_t, Memory> memory;
+  std::atomic<int> alive = 0, ended = 0, ended_registered = 0;
   std::atomic<bool> peer_lost = false;
 };
 World& world() {
   static World* const made = new World;
   return *made;
+}
+// The memory of ncclMemAlloc that [data, data + nbytes) lies in; null: it is other memory. Under the mutex.
+Memory* memory_of(const void* data, size_t nbytes) {
+  return fake_cuda::find_range(world().memory, data, nbytes);
 }
 bool fails(const char* function) {
   World& w = world();
@@ -82,6 +94,7 @@ struct dsgd::device::cuda::nccl::Opaque {
   std::thread launcher;
   std::atomic<bool> launching = false, aborted = false;
   std::atomic<int> in_streams = 0;
+  std::set<uintptr_t> registered;  // memory, by its address
 };
 
 namespace {
@@ -93,7 +106,7 @@ void add_up(const Clique& clique, Operation& operation) {
   std::vector<T> result(count * parts);
   for (size_t p = 0; p < parts; ++p) {
     for (size_t i = 0; i < count; ++i) {
-      // As in a ring: each part is begun by another rank. Nobody may count on an order.
+      // As in a ring: each part is begun by another rank. No caller may count on an order.
       const auto at = [&](size_t k) {
         return static_cast<const T*>(
             operation.parts[static_cast<int>((p + i / 16 + k) % size)].send)[p * count + i];
@@ -124,12 +137,15 @@ void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t
       operation.what = what, operation.count = count, operation.element = element;
     } else if (operation.what != what || operation.count != count || operation.element != element) {
       misuse("ranks have enqueued different collectives as number " + std::to_string(number));
+    } else if (operation.parts.begin()->second.registered != part.registered) {
+      misuse("some ranks' buffers are registered and others' are not");
     }
     operation.parts[comm->rank] = part;
     if (operation.parts.size() == static_cast<size_t>(clique.size)) {
       element == 4 ? add_up<float>(clique, operation) : add_up<double>(clique, operation);
       operation.done = true;
       ++world().ended;
+      if (part.registered) ++world().ended_registered;
       clique.changed.notify_all();
     }
     clique.changed.wait(lock, [&] { return operation.done || comm->aborted; });
@@ -172,7 +188,15 @@ nccl::Result collective(const char* function, What what, const void* send, void*
                         "what is sent");
   fake_cuda::must_be_on(comm->device, receive, (what == What::kAllGather ? all : count) * element,
                         "what is received");
-  calls.push_back({comm, what, {send, receive}, count, element, stream});
+  bool registered;
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    const Memory* memory = memory_of(send, 1);
+    if (memory != memory_of(receive, 1)) misuse("a collective from one piece of memory into another");
+    registered = memory && memory->registrations > 0;
+  }
+  calls.push_back({comm, what, {send, receive, registered}, count, element, stream});
   return nccl::kSuccess;
 }
 
@@ -193,6 +217,14 @@ void fail(const char* function, int n) {
 }
 int alive() { return world().alive; }
 int ended() { return world().ended; }
+int ended_registered() { return world().ended_registered; }
+int registrations() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  int all = 0;
+  for (const auto& [address, memory] : w.memory) all += memory.registrations;
+  return all;
+}
 
 }  // namespace fake_nccl
 
@@ -267,6 +299,7 @@ static nccl::Result end(nccl::Comm comm) {
   return nccl::kSuccess;
 }
 FAKE_NCCL ncclCommDestroy(nccl::Comm comm) {
+  if (!comm->registered.empty()) misuse("a communicator is destroyed while memory is registered with it");
   if (comm->in_streams > 0) misuse("a communicator is destroyed in use");
   if (comm->ending != 0) misuse("a communicator is destroyed before its end has been reported");
   return end(comm);
@@ -276,7 +309,53 @@ FAKE_NCCL ncclCommAbort(nccl::Comm comm) {
     std::lock_guard lock(comm->clique->mutex);
     comm->aborted = true;
   }
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    for (uintptr_t address : comm->registered) --w.memory.at(address).registrations;
+  }
   return end(comm);
+}
+FAKE_NCCL ncclMemAlloc(void** data, size_t nbytes) {
+  if (fails("ncclMemAlloc") || cudaMalloc(data, nbytes) != cudaSuccess) return nccl::kCudaError;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  w.memory[reinterpret_cast<uintptr_t>(*data)] = {nbytes, fake_cuda::current_device()};
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclMemFree(void* data) {
+  {
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    const auto found = w.memory.find(reinterpret_cast<uintptr_t>(data));
+    if (found == w.memory.end()) misuse("a free of memory that is not of ncclMemAlloc");
+    if (found->second.registrations > 0) misuse("a free of memory that is registered");
+    w.memory.erase(found);
+  }
+  fake_cuda::unmap(data);
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclCommRegister(nccl::Comm comm, void* data, size_t nbytes, void** handle) {
+  if (fails("ncclCommRegister")) return kInternalError;
+  if (is_in_progress(comm) || comm->ending >= 0 || comm->aborted) return kInvalidUsage;
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+  const auto found = w.memory.find(address);
+  if (found == w.memory.end() || found->second.nbytes != nbytes || found->second.device != comm->device)
+    misuse("a registration of memory that is not of ncclMemAlloc on the communicator's device");
+  if (!comm->registered.insert(address).second) return kInvalidUsage;
+  ++found->second.registrations;
+  *handle = data;
+  return nccl::kSuccess;
+}
+FAKE_NCCL ncclCommDeregister(nccl::Comm comm, void* handle) {
+  if (is_in_progress(comm) || comm->in_streams > 0) misuse("a registration ends in use");
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (!comm->registered.erase(reinterpret_cast<uintptr_t>(handle))) misuse("a registration that is none");
+  --w.memory.at(reinterpret_cast<uintptr_t>(handle)).registrations;
+  return nccl::kSuccess;
 }
 FAKE_NCCL ncclGroupStart(void) {
   ++depth;

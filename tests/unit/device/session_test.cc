@@ -2,14 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <map>
@@ -21,36 +23,17 @@
 #include <vector>
 
 #include "core/base/mix.h"
-#include "core/device/cuda/driver_function.h"
+#include "tests/unit/device/gpu_session.h"
 #include "tests/unit/device/trainer.h"
-#ifndef DSGD_TEST_PLUGIN
-#include "tests/unit/device/fake_cuda.h"
-#endif
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd {
 namespace {
 
 using namespace std::chrono_literals;
+using dsgd_test::kSanitized;
 using testing::AllOf;
 using testing::HasSubstr;
-
-#ifdef DSGD_TEST_PLUGIN
-class GpuSession : public testing::Test {};
-#else
-class GpuSession : public testing::Test {
- protected:
-  GpuSession() : before_(fake_cuda::alive()) {}
-  ~GpuSession() override {
-    const fake_cuda::Alive after = fake_cuda::alive();
-    EXPECT_EQ(after.streams, before_.streams);
-    EXPECT_EQ(after.events, before_.events);
-    EXPECT_EQ(after.allocations, before_.allocations);
-  }
-
- private:
-  const fake_cuda::Alive before_;
-};
-#endif
 
 TEST_F(GpuSession, AGpuIsThere) { ASSERT_GT(device::gpus(), 0); }
 
@@ -79,12 +62,16 @@ TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
     for (auto& worker : host) worker.assign(worker.size(), "cpu");
     for (const std::vector<std::string>& strategies : std::vector<std::vector<std::string>>{
              {"allreduce"}, {"ps"}, {"simple"}, {"ps", "allreduce", "simple", "allreduce", "ps"}}) {
-      for (const char* reproducible : {"0", "1"}) {
-        SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " reproducible=" + reproducible);
-        const Settings settings = {{"reproducible", reproducible}, {"bucket_size", "4K"}};
+      if (kSanitized && strategies.size() == 1 && &devices != &mixes[0]) continue;  // the last has all three
+      for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+               {"reproducible", "0"}, {"reproducible", "1"}, {"wire", "bf16"}}) {
+        SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " " + key + "=" + value);
+        Job job{devices, strategies, 6, {{key, value}, {"bucket_size", "4K"}}};
+        job.wide = key == "wire";  // so that halves round
         std::vector<uint64_t> digests;
-        const auto values = train({devices, strategies, 6, settings}, &digests);
-        const auto expected = train({host, strategies, 6, settings});
+        const auto values = train(job, &digests);
+        job.devices = host;
+        const auto expected = train(job);
         for (size_t w = 0; w < values.size(); ++w) {
           EXPECT_EQ(values[w], expected[w]) << "rank " << w;
           EXPECT_EQ(digests[w], digests[0]);
@@ -135,10 +122,13 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
 // The norms of all steps lie between the two limits: one clips each step, and the other none.
 TEST_F(GpuSession, ClippingIsTheHostsWhoeverComputesTheNorm) {
   using Devices = std::vector<std::vector<std::string>>;
+  int k = 0;
   for (const Devices& devices : std::vector<Devices>{
            {{"cuda:0"}}, {{"cuda:0", second()}}, {{"cuda:0"}, {"cpu"}}, {{"cuda:0"}, {second(), "cpu"}}}) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
+      ++k;
       for (const char* reproducible : {"0", "1"}) {
+        if (kSanitized && k % 2 != (*reproducible == '1')) continue;  // each with some devices and strategies
         SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
         Job job{devices, {strategy}, 4, {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
         job.options = "lr=0.4 momentum=0.5 clip_norm=1";
@@ -211,6 +201,42 @@ TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
   }
 }
 
+// With a check, wherever it is made: on a GPU by itself, on GPUs and the host, on the host for exact sums.
+// The oracle is the host without those steps, or with zeros.
+TEST_F(GpuSession, GradientsThatAreNotFiniteFailAreSkippedOrCountAsZero) {
+  using Devices = std::vector<std::vector<std::string>>;
+  const std::vector<std::pair<Devices, Devices>> places = {
+      {{{"cuda:0"}}, {{"cpu"}}},
+      {{{"cuda:0", "cuda:0"}, {second()}}, {{"cpu", "cpu"}, {"cpu"}}},
+      {{{"cuda:0", "cpu"}, {"cpu"}, {second(), "cuda:0"}}, {{"cpu", "cpu"}, {"cpu"}, {"cpu", "cpu"}}}};
+  constexpr const char* kStrategies[] = {"allreduce", "ps", "simple"};
+  constexpr const char* kActions[] = {"fail", "skip", "zero"};
+  for (size_t p = 0; p < places.size(); ++p) {
+    const auto& [devices, host] = places[p];
+    for (size_t s = 0; s < 3; ++s) {
+      for (const bool reproducible : {false, true}) {
+        for (size_t a = 0; a < 3; ++a) {
+          // Of the nine cases that are left, two values of any two of the four occur together.
+          if (kSanitized && (a != (p + s) % 3 || reproducible != ((p + 2 * s) % 3 == 0))) continue;
+          const char *strategy = kStrategies[s], *nonfinite = kActions[a];
+          SCOPED_TRACE(std::to_string(devices.size()) + " workers, " + strategy +
+                       ", reproducible=" + std::to_string(reproducible) + ", nonfinite=" + nonfinite);
+          Job job{
+              devices, {strategy}, 8, {{"bucket_size", "4K"}, {"reproducible", reproducible ? "1" : "0"}}};
+          job.optimizer = "adam", job.options = "lr=0.01";
+          job.overflows = [](int step) { return step == 1 || step == 2 || step > 3; };
+          Job oracle = job;
+          oracle.devices = host;
+          oracle.zeros = std::string(nonfinite) == "zero";
+          job.settings["nonfinite"] = nonfinite;
+          if (oracle.zeros) job.overflows = oracle.overflows = [](int step) { return step < 4; };
+          EXPECT_EQ(train(job), train(oracle));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(GpuSession, SeveralReplicasOnSeveralDevicesAgreeWithTheHost) {
   const std::vector<std::vector<std::string>> devices = {{"cuda:0", "cuda:0", "cpu"}, {second(), "cuda:0"}};
   const std::vector<std::vector<std::string>> host = {{"cpu", "cpu", "cpu"}, {"cpu", "cpu"}};
@@ -260,6 +286,46 @@ TEST_F(GpuSession, UntrainedParametersAreSynchronised) {
 }
 
 // Rank 1 closes first.
+TEST_F(GpuSession, CheckpointsGoFromAnyDevicesToAnyOthers) {
+  using Devices = std::vector<std::string>;
+  const std::vector<Devices> all = {{"cpu", "cpu"}, {"cuda:0", second()}, {"cuda:0", "cpu"}};
+  constexpr int kBefore = 3, kSteps = 5;
+  const auto steps = [](Trainer& trainer, int first, int last) {
+    for (int step = first; step < last; ++step) {
+      trainer.compute(step, 0);
+      ok(trainer.session->step(2, nullptr));
+    }
+  };
+  const auto done = [](const Result<std::shared_ptr<Operation>>& operation) {
+    ok(operation.status());
+    ok(operation.value()->status());
+  };
+  Trainer undisturbed(open(), all[0], "adam", "", true);
+  ok(undisturbed.session->start());
+  steps(undisturbed, 0, kSteps);
+  for (const char* strategy : {"allreduce", "ps"}) {
+    for (const Devices& from : all) {
+      std::string folder = testing::TempDir() + "dsgd-checkpoint-XXXXXX";
+      ASSERT_NE(mkdtemp(folder.data()), nullptr);
+      Trainer before(open({{"strategy", strategy}}), from, "adam", "", true);
+      ok(before.session->start());
+      steps(before, 0, kBefore);
+      done(before.session->save_checkpoint(folder, Session::Mode::kWait));
+      for (const Devices& to : all) {
+        SCOPED_TRACE(std::string(strategy) + ", " + from[0] + "," + from[1] + " to " + to[0] + "," + to[1]);
+        Trainer after(open({{"strategy", strategy}}), to, "adam", "", true);
+        ok(after.session->start());
+        done(after.session->load_checkpoint(folder, Session::Mode::kWait));
+        for (size_t replica = 0; replica < 2; ++replica) EXPECT_EQ(after.values(replica), before.values(0));
+        steps(after, kBefore, kSteps);
+        for (size_t replica = 0; replica < 2; ++replica)
+          EXPECT_EQ(after.values(replica), undisturbed.values(0));
+      }
+      std::filesystem::remove_all(folder);
+    }
+  }
+}
+
 TEST_F(GpuSession, ClosingComparesValuesOnGpus) {
   for (const std::string other : {"cuda:0", "cpu"}) {
     for (const bool differ : {false, true}) {
@@ -345,76 +411,6 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
     }
   }
 }
-
-// A stream of the host's.
-class HostStream {
- public:
-  explicit HostStream(int device = 0, unsigned int flags = cudaStreamNonBlocking) {
-    EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, flags), cudaSuccess);
-    EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
-  }
-  ~HostStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
-  HostStream(const HostStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-// Work in this stream waits from hold() until the test releases it. dsgd's own work must neither wait for
-// that nor overtake it. The stream waits for a number in memory: a host function that waits would hold up all
-// others. Make all objects before the first one holds, since CUDA may let an allocation wait for a stream.
-class HeldStream {
- public:
-  HeldStream() {
-    void* memory = nullptr;
-    must(cudaHostAlloc(&memory, kFloats * sizeof(float) + sizeof(uint32_t), cudaHostAllocPortable));
-    pinned_ = static_cast<float*>(memory);
-    released_ = new (pinned_ + kFloats) std::atomic<uint32_t>(0);
-  }
-  ~HeldStream() {
-    let_go();
-    must(cudaStreamSynchronize(stream_));
-    must(cudaFreeHost(pinned_));
-  }
-  HeldStream(const HeldStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-  void hold() {
-    void* wait = nullptr;
-    must(device::cuda::find_driver_function("cuStreamWaitValue32", &wait));
-    ASSERT_NE(wait, nullptr);
-    ASSERT_EQ(reinterpret_cast<decltype(&cuStreamWaitValue32)>(wait)(
-                  stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
-              CUDA_SUCCESS);
-  }
-  void let_go() { released_->store(1); }
-  bool held() const { return released_->load() == 0; }
-  void fill(void* there, size_t count, float value) {
-    float* here = floats(count);
-    std::fill_n(here, count, value);
-    must(cudaMemcpyAsync(there, here, count * sizeof(float), cudaMemcpyDefault, stream_));
-  }
-  float* read(const void* there, size_t count) {  // valid when the stream is done
-    float* here = floats(count);
-    must(cudaMemcpyAsync(here, there, count * sizeof(float), cudaMemcpyDefault, stream_));
-    return here;
-  }
-  void finish() { must(cudaStreamSynchronize(stream_)); }
-
- private:
-  static void must(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
-  float* floats(size_t count) {
-    EXPECT_LE(used_ + count, kFloats);
-    return pinned_ + std::exchange(used_, used_ + count);
-  }
-
-  const HostStream stream_;
-  std::atomic<uint32_t>* released_ = nullptr;
-  static constexpr size_t kFloats = 1 << 17;
-  float* pinned_ = nullptr;
-  size_t used_ = 0;
-};
 
 TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
   Trainer trainer(open(), {"cuda:0"}, "sgd", "lr=1");
@@ -847,7 +843,7 @@ TEST_F(GpuSession, AStreamThatCannotBeUsedIsRefusedAndTheGradientMayBeMarkedInAn
                     AllOf(HasSubstr("'" + tensor.parameter->name + "' in replica " + std::to_string(r)),
                           HasSubstr(says)));
       };
-      refused("it is no stream of this device's");
+      refused("the stream does not belong to this device");
       {
         const fake_cuda::Capture capture(streams[r == 1 ? 0 : 1]);
         refused("is being captured into a graph");
@@ -909,6 +905,34 @@ TEST_F(GpuSession, AStepWhoseGradientsAreNeverMarkedEndsInTimeAndSaysWhich) {
   ok(trainer.session->close(10s));
 }
 
+// Values of somewhat more than 64 parts of 4 MiB. The element that differs is in part 3 of the 68 parts that
+// are compared; it would be in part 2 of 64.
+TEST_F(GpuSession, AStepCopiesAtMost4MibOfValuesForComparison) {
+  constexpr size_t kPart = 4 << 20, kOther = 64 << 10;  // buckets and the ends of parts
+  const int64_t count = 67 << 20;
+  std::barrier together(2);
+  run_ranks(2, {}, [&](int rank, const Settings& settings) {
+    Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cpu"}, "none", "");
+    Parameter* large = trainer.session->add_parameter("large", DType::kBfloat16, {&count, 1}, true).value();
+    ok(trainer.session->set_parameter(large, "frozen=1"));
+    const auto memory = trainer.session->alloc(trainer.replicas[0], large).value();
+    ok(trainer.session->start());
+    if (rank == 1) static_cast<uint16_t*>(memory->value)[count / 22] ^= 1;
+    for (int step = 0; step < 4; ++step) {
+      const size_t before = fake_cuda::copies(fake_cuda::HoldCopies::kToHost).nbytes;
+      together.arrive_and_wait();
+      const Status status = trainer.session->step(1, nullptr);
+      EXPECT_EQ(status.code(), step < 3 ? Code::kOk : Code::kDiverged) << step << ": " << status.message();
+      const size_t copied = fake_cuda::copies(fake_cuda::HoldCopies::kToHost).nbytes - before;
+      together.arrive_and_wait();
+      if (step == 3) break;  // which has compared all values
+      EXPECT_GT(copied, kPart - kOther);
+      EXPECT_LE(copied, kPart + kOther);
+    }
+    (void)trainer.session->close(0ms);
+  });
+}
+
 // A graph of the host's, captured by another thread in the strictest mode, which is the default one.
 TEST_F(GpuSession, AGraphThatIsCapturedMeanwhileIsNotSpoiledNorIsTheStep) {
   const HostStream stream;
@@ -963,6 +987,7 @@ TEST_F(GpuSession, AStepWaitsForTheCaptureOfABlockingStreamAndEndsBehindItsUpdat
       EXPECT_THAT(refused.message(), HasSubstr("a blocking stream of the device is being captured"));
       capture.reset();
     }
+    ok(trainer.session->step(0, nullptr));  // ends when new values are there
     EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
     ok(trainer.session->close(10s));
   }
@@ -993,6 +1018,7 @@ TEST_F(GpuSession, AGradientThatCannotBeMarkedDuringACaptureIsMarkedAfterIt) {
   }
   ok(mark(last));
   ok(trainer.session->wait(*operation.value(), -1ms));
+  ok(trainer.session->step(0, nullptr));  // ends when new values are there
   EXPECT_EQ(trainer.values(), std::vector<float>(trainer.values().size(), -1));
   ok(trainer.session->close(10s));
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/reduce/kernels.h"
+#include "core/session/head_process.h"
 #include "core/session/session.h"
 #include "tests/unit/device/gpu.h"
 #include "tests/unit/node_environment.h"
@@ -26,8 +27,8 @@ using Settings = std::map<std::string, std::string>;
 inline Registered with_cuda() {
   Registered registered;
   registered.backends["cuda"] = []() -> Result<const device::Backend*> { return &device::cuda_backend(); };
-  registered.check_host_memory = [](const void* data, size_t nbytes) {
-    return device::Device::check_host_memory(device::cuda_backend(), data, nbytes);
+  registered.locate = [](const void* data, size_t nbytes) {
+    return device::Device::locate(device::cuda_backend(), data, nbytes);
   };
   return registered;
 }
@@ -116,11 +117,10 @@ struct Trainer {
       fill(r, true, [&](size_t i) { return scale * gradient(step, rank, r, i, wide); });
     }
   }
-  // One element of the last replica's gradient becomes infinite.
-  void overflow(size_t which) {
+  // The last element of the last replica's gradient becomes infinite, or what is given.
+  void overflow(size_t which, float infinite = std::numeric_limits<float>::infinity()) {
     const Tensor& tensor = tensors[which % tensors.size()];
     const DType dtype = tensor.parameter->dtype;
-    const float infinite = std::numeric_limits<float>::infinity();
     std::byte* last = static_cast<std::byte*>(tensor.memory.back()->gradient) + tensor.parameter->nbytes() -
                       dtype_size(dtype);
     if (!is_half(dtype)) return access.back().write(last, std::vector<float>{infinite});
@@ -195,13 +195,14 @@ struct Job {
   // Not of the last three, which are to stay alike.
   std::function<bool(int step, int rank, size_t tensor)> absent = {};
   std::string optimizer = "sgd", options = "lr=0.4 momentum=0.5";
-  // In which steps a gradient overflows somewhere. Without a loss scale they are left out, which is to come
-  // to the same.
+  // In which steps a gradient overflows somewhere. Without a loss scale or a check of the gradients they are
+  // left out, which is to come to the same.
   std::function<bool(int step)> overflows = {};
-  bool wide = false;  // gradients, and no half types
+  bool zeros = false;  // instead of infinity; the step counts as any other
+  bool wide = false;   // gradients, and no half types
 };
 
-// Starts a head for so many workers, and puts what they need to find it into their settings.
+// Starts a head for this number of workers, and puts what they need to find it into their settings.
 inline std::unique_ptr<HeadProcess> start_head(size_t workers, Settings* settings) {
   (*settings)["num_workers"] = std::to_string(workers);
   if (workers == 1) return nullptr;
@@ -246,19 +247,35 @@ inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_
       const std::string& strategy = job.strategies[static_cast<size_t>(step) % job.strategies.size()];
       if (step > 0 && job.strategies.size() > 1) ok(trainer.session->set_strategy(strategy, ""));
       const bool overflows = job.overflows && job.overflows(step);
-      if (overflows && !job.settings.count("loss_scale")) continue;
+      const auto given = job.settings.find("nonfinite");
+      const std::string nonfinite = given == job.settings.end() ? "off" : given->second;
+      if (overflows && !job.zeros && nonfinite == "off" && !job.settings.count("loss_scale")) continue;
       trainer.compute(step, rank, job.wide);
-      if (overflows && static_cast<size_t>(step) % workers == w) trainer.overflow(static_cast<size_t>(step));
+      if (overflows && static_cast<size_t>(step) % workers == w) {
+        job.zeros ? trainer.overflow(static_cast<size_t>(step), 0)
+                  : trainer.overflow(static_cast<size_t>(step));
+      }
       for (size_t t = 0; job.absent && t + 3 < trainer.tensors.size(); ++t) {
         if (!job.absent(step, rank, t)) continue;
         for (Replica* replica : trainer.replicas)
           ok(trainer.session->gradient_absent(replica, trainer.tensors[t].parameter));
       }
       StepResult result;
-      ok(trainer.session->step(1 + rank, &result));
-      EXPECT_EQ(result.applied, !overflows);
+      const Status stepped = trainer.session->step(1 + rank, &result);
+      if (overflows && nonfinite == "fail") {
+        EXPECT_EQ(stepped.code(), Code::kNonFinite) << stepped.message();
+        EXPECT_EQ(stepped.rank(), step % static_cast<int>(workers));
+        EXPECT_EQ(stepped.parameter(),
+                  trainer.tensors[static_cast<size_t>(step) % trainer.tensors.size()].parameter->name);
+        continue;
+      }
+      ok(stepped);
+      const bool skipped = overflows && !job.zeros && nonfinite != "zero";
+      EXPECT_EQ(result.applied, !skipped);
+      EXPECT_EQ(result.skipped, skipped);
+      EXPECT_EQ(result.nonfinite, overflows && nonfinite != "off" ? 1 : 0);
       EXPECT_FALSE(result.all_done);
-      if (norms && rank == 0 && !overflows) norms->push_back(result.gradient_norm);
+      if (norms && rank == 0 && !skipped) norms->push_back(result.gradient_norm);
     }
     values[w] = trainer.values();
     if (!job.wide) trainer.check_halves();

@@ -50,6 +50,24 @@ TEST_F(AdmissionTest, RoutesByRole) {
   EXPECT_TRUE(logged_.empty());
 }
 
+TEST_F(AdmissionTest, AHeadThatStandsByRefusesWorkersThatThenTryAgain) {
+  Admission admission(loop_, "digits", "secret", head_, peer_, log_);
+  int refusals = 0;
+  admission.on_refused([&](const std::string&) { ++refusals; });
+  admission.stand_by(Status(Code::kUnreachable, "it stands by"));
+  for (Role role : {Role::kControl, Role::kHeartbeat}) {
+    const Status refused = admission.on_hello(good(role), "10.0.0.7:99").status();
+    EXPECT_EQ(refused.message(), "it stands by");
+    EXPECT_FALSE(is_final(refused));
+  }
+  transport::Hello stranger = good(Role::kControl);
+  stranger.job = "letters";
+  EXPECT_EQ(admission.on_hello(stranger, "10.0.0.7:99").status().code(), Code::kUnauthorized);
+  EXPECT_EQ(refusals, 1) << "the other refusals are no mistakes";
+  admission.stand_by({});
+  EXPECT_TRUE(admission.on_hello(good(Role::kControl), "10.0.0.7:99").ok());
+}
+
 // An answer is all that a probe is for: its connection is not kept.
 TEST_F(AdmissionTest, AProbeIsAnsweredWithARefusalThatIsFinal) {
   Admission admission(loop_, "digits", "secret", head_, peer_, log_);

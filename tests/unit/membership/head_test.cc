@@ -60,6 +60,9 @@ class HeadTest : public testing::Test {
     head_->on_open(remote.control);
     transport::JoinRequest request = request_of(id, num_workers_);
     request.hosts_head = hosts_head;
+    request.min_workers = least_, request.max_workers = most_;
+    request.rejoin_timeout = rejoin_;
+    request.straggler_timeout = straggler_timeout_;
     if (!machine_.empty()) request.member.machine = machine_;
     remote.join = call(remote.control, request);
     return remote;
@@ -107,6 +110,9 @@ class HeadTest : public testing::Test {
   }
 
   const uint32_t num_workers_;
+  uint32_t least_ = 0, most_ = 0;  // of a worker that comes
+  transport::Duration rejoin_{};
+  transport::Duration straggler_timeout_{};
   std::string machine_;  // of all workers; empty: each has its own
   FakeLoop loop_;
   std::unique_ptr<Head> head_;
@@ -400,13 +406,13 @@ TEST_F(HeadTest, AllThatAreSilentAreNamed) {
               AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
 }
 
-TEST_F(HeadTest, AHeadThatHearsNoneOfSeveralWorkersIsCutOffItself) {
+TEST_F(HeadTest, AHeadThatReceivesNothingFromSeveralWorkersIsCutOffItself) {
   begin();
   loop_.advance(11s);
   EXPECT_EQ(news(0).code(), Code::kWorkerLost);
   EXPECT_EQ(news(0).rank(), -1);
   EXPECT_THAT(news(0).message(),
-              AllOf(HasSubstr("the head hears no worker"), HasSubstr("rank 0 (worker 'w0'")));
+              AllOf(HasSubstr("the head receives no heartbeat"), HasSubstr("rank 0 (worker 'w0'")));
 }
 
 TEST_F(HeadTest, WorkersOfOneSilentMachineHaveStopped) {
@@ -418,12 +424,13 @@ TEST_F(HeadTest, WorkersOfOneSilentMachineHaveStopped) {
   EXPECT_THAT(news(0).message(), HasSubstr("the network or a firewall cuts it off from the head"));
 }
 
-TEST_F(HeadTest, AWorkerThatDoesNotHearTheHeadIsNamedItself) {
+TEST_F(HeadTest, AWorkerThatReceivesNothingFromTheHeadIsNamedItself) {
   begin(0);
   report(2, Status(Code::kWorkerLost, "the head at a:1 has not answered for 10.0 s").with_rank(0, "nodew0"));
   EXPECT_EQ(news(1).rank(), 2);
-  EXPECT_THAT(news(1).message(), AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not hear the head"),
-                                       HasSubstr("the head at a:1"), HasSubstr("firewall")));
+  EXPECT_THAT(news(1).message(),
+              AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not receive the head's"),
+                    HasSubstr("the head at a:1"), HasSubstr("firewall")));
 }
 
 TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {
@@ -750,6 +757,18 @@ TEST_F(HeadTest, ABrokenJobEndsWithItsCauseWhenAllAreGoneOrALeaseLater) {
   }
 }
 
+TEST_F(HeadTest, AHeadThatHasToldItsEndRefusesWorkersForGood) {
+  begin();
+  report(1, Status(Code::kAborted, "enough"));
+  const Answer early = come("early").join;
+  EXPECT_EQ(early.status().code(), Code::kUnreachable) << "another job may begin at this address";
+  loop_.advance(kLease);
+  ASSERT_EQ(ends_.size(), 1u);
+  const Answer late = come("late").join;
+  EXPECT_EQ(late.status().code(), Code::kState);
+  EXPECT_THAT(late.status().message(), HasSubstr("the job at this head is over (enough)"));
+}
+
 TEST_F(HeadTest, TimersOfADestroyedHeadDoNothing) {
   begin();
   head_.reset();
@@ -777,14 +796,14 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
       {"renewal beyond the ranks", &w1.heartbeat, transport::Renew{3, 1}, Code::kState, "join first"},
       {"stale report", &w1.control, transport::Report{1, 2, Status(Code::kIo, "x")}, Code::kState, "view 2"},
       {"report as another", &w1.control, transport::Report{0, 1, Status(Code::kIo, "x")},
-       Code::kInvalidArgument, "rank 0"},
+       Code::kInvalidArgument, "worker number 0"},
       {"report without cause", &w1.control, transport::Report{1, 1, {}}, Code::kInvalidArgument, "no cause"},
       {"cut from no rank", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), -1},
-       Code::kInvalidArgument, "rank -1"},
+       Code::kInvalidArgument, "worker number -1"},
       {"cut from itself", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 1},
-       Code::kInvalidArgument, "rank 1"},
+       Code::kInvalidArgument, "worker number 1"},
       {"cut beyond the ranks", &w1.control, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 3},
-       Code::kInvalidArgument, "rank 3"},
+       Code::kInvalidArgument, "worker number 3"},
       {"cut without cause", &w1.control, transport::ReportCut{1, 1, {}, 0}, Code::kInvalidArgument,
        "a cause"},
       {"cut from nobody", &impostor, transport::ReportCut{1, 1, Status(Code::kIo, "x"), 0}, Code::kState,
@@ -794,7 +813,12 @@ TEST_F(HeadTest, MessagesThatAreStaleForeignOrOutOfPlaceAreRefused) {
       {"leave from nobody", &impostor, transport::Leave{1, 1, {}}, Code::kState, "join first"},
       {"stale leave", &w1.control, transport::Leave{1, 7, {}}, Code::kState, "view 7"},
       {"watch of the future", &w1.control, transport::Watch{5}, Code::kInvalidArgument, "after 5"},
+      {"enter from nobody", &impostor, transport::Enter{1, 1}, Code::kState, "join first"},
       {"watch from nobody", &impostor, transport::Watch{0}, Code::kState, "join first"},
+      {"progress of another", &w1.control, transport::Progress{0, 1}, Code::kInvalidArgument, "number 0"},
+      {"stale progress", &w1.control, transport::Progress{1, 3}, Code::kState, "view 3"},
+      {"progress from nobody", &impostor, transport::Progress{1, 1}, Code::kState, "join first"},
+      {"an answer", &w1.control, transport::StatusReply{}, Code::kInvalidArgument, "do not take"},
       {"not for heads", &w1.control, transport::PutObject{}, Code::kInvalidArgument, "do not take"},
   };
   for (const Case& c : cases) {
@@ -842,6 +866,229 @@ TEST_F(HeadTest, BulkDataIsRefused) {
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
 }
 
+// ---- progress and status
+
+using Activity = transport::Progress::Activity;
+
+class StatusTest : public HeadTest {
+ protected:
+  transport::StatusReply status() {
+    FakeChannel asking("dsgd status");
+    EXPECT_TRUE(head_->on_open(asking).ok());
+    const Answer answer = call(asking, transport::StatusRequest{});
+    EXPECT_TRUE(answer.ok());
+    head_->on_close(asking, {});
+    return answer.message<transport::StatusReply>();
+  }
+  // Of `i`, which waits for `ranks`, or computes if there are none.
+  void progress(size_t i, std::vector<int32_t> ranks, uint64_t steps = 7, uint64_t view = 1) {
+    transport::Progress report{at(i).rank, 1, view, steps};
+    report.activity = ranks.empty() ? Activity::kComputes : Activity::kWaits;
+    report.call = ranks.empty() ? 0 : 3;
+    report.operation = ranks.empty() ? "" : "step 7";
+    report.waits_for = std::move(ranks);
+    EXPECT_TRUE(call(at(i).control, report).ok());
+  }
+};
+
+TEST_F(StatusTest, OfAJobThatGathersTellsWhoHasComeAndWhoIsMissing) {
+  auto reply = status();
+  EXPECT_EQ(reply.state, transport::StatusReply::State::kGathering);
+  EXPECT_EQ(reply.num_workers, 3u);
+  EXPECT_EQ(reply.min_workers, 3u);
+  EXPECT_TRUE(reply.workers.empty());
+  transport::JoinRequest request = request_of("w1", 3);
+  request.member.rank = 1;
+  FakeChannel control("w1");
+  EXPECT_TRUE(head_->on_open(control).ok());
+  const Answer join = call(control, request);
+  loop_.advance(2s);
+  reply = status();
+  ASSERT_EQ(reply.workers.size(), 1u);
+  EXPECT_EQ(reply.workers[0].member.worker_id, "w1");
+  EXPECT_EQ(reply.workers[0].state, transport::WorkerStatus::State::kWaiting);
+  EXPECT_EQ(reply.workers[0].silence, 2s);
+  EXPECT_FALSE(reply.workers[0].reported);
+  EXPECT_EQ(reply.missing, (std::vector<int32_t>{0, 2}));
+}
+
+TEST_F(StatusTest, OfARunningJobHasEachWorkersProgress) {
+  begin();
+  progress(0, {1, 2}, 10);
+  loop_.advance(2s);
+  progress(0, {1}, 14);
+  loop_.advance(1s);
+  const auto reply = status();
+  EXPECT_EQ(reply.state, transport::StatusReply::State::kRunning);
+  EXPECT_EQ(reply.view, 1u);
+  EXPECT_EQ(reply.head_rank, -1);
+  ASSERT_EQ(reply.workers.size(), 3u);
+  const transport::WorkerStatus& first = reply.workers[0];
+  EXPECT_EQ(first.member.host, "nodew0");
+  EXPECT_EQ(first.silence, 3s);
+  EXPECT_EQ(first.age, 1s);
+  EXPECT_EQ(first.progress.steps, 14u);
+  EXPECT_EQ(first.progress.waits_for, std::vector<int32_t>{1});
+  EXPECT_DOUBLE_EQ(first.steps_per_second, 2);
+  EXPECT_FALSE(reply.workers[1].reported);
+}
+
+TEST_F(StatusTest, TellsWhoHasLeftAndWhyTheJobHasFailed) {
+  begin(1);
+  leave(0);
+  EXPECT_EQ(status().workers[0].state, transport::WorkerStatus::State::kLeft);
+  EXPECT_EQ(status().state, transport::StatusReply::State::kRunning);
+  EXPECT_EQ(status().head_rank, 1);
+  report(2, Status(Code::kAborted, "enough").with_rank(2));
+  const auto reply = status();
+  EXPECT_EQ(reply.state, transport::StatusReply::State::kFailed);
+  EXPECT_EQ(reply.cause.message(), "enough");
+}
+
+TEST_F(StatusTest, OfAJobThatAllHaveLeftIsEnding) {
+  begin();
+  for (size_t i = 0; i < 3; ++i) leave(i);
+  EXPECT_EQ(status().state, transport::StatusReply::State::kEnding);
+}
+
+// The answer to a request for a number of workers, from a process that is not in the job.
+class ScaleTest : public StatusTest {
+ protected:
+  // With two to three workers.
+  void let_views_change() {
+    least_ = 2;
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, least_}, nullptr);
+  }
+  Status scale(uint32_t number) {
+    FakeChannel asking("dsgd scale");
+    EXPECT_TRUE(head_->on_open(asking).ok());
+    const Answer answer = call(asking, transport::ScaleRequest{number});
+    head_->on_close(asking, {});
+    return answer.ok() ? Status() : answer.status();
+  }
+};
+
+TEST_F(ScaleTest, TheNumberIsToldToThoseWhoAsk) {
+  let_views_change();
+  EXPECT_EQ(scale(2).code(), Code::kState) << "the job has not begun";
+  begin();
+  EXPECT_EQ(status().wanted_workers, 0u);
+  EXPECT_TRUE(scale(2).ok());
+  EXPECT_EQ(status().wanted_workers, 2u);
+  EXPECT_TRUE(scale(3).ok());
+  EXPECT_EQ(status().wanted_workers, 3u);
+  EXPECT_EQ(status().scale_requests, 2u);
+  EXPECT_TRUE(scale(3).ok());
+  EXPECT_EQ(status().scale_requests, 3u) << "the workers may have been lost";
+  EXPECT_EQ(status().state, transport::StatusReply::State::kRunning) << "the head itself does nothing";
+}
+
+TEST_F(ScaleTest, ANumberThatTheJobCannotHaveIsRefused) {
+  let_views_change();
+  begin();
+  for (const uint32_t number : {0u, 1u, 4u, ~0u}) {
+    const Status refused = scale(number);
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument) << number;
+    EXPECT_THAT(refused.message(), HasSubstr("min_workers = 2, max_workers = 3"));
+  }
+  EXPECT_EQ(status().wanted_workers, 0u);
+}
+
+TEST_F(ScaleTest, AJobWhoseViewsDoNotChangeIsNotScaled) {
+  begin();
+  EXPECT_EQ(scale(3).code(), Code::kUnsupported);
+  report(2, Status(Code::kAborted, "enough").with_rank(2));
+  EXPECT_EQ(scale(3).code(), Code::kState) << "the job has ended";
+}
+
+TEST_F(StatusTest, QuestionsHoldNoPlaceAndTheOldestIsClosedBeyondTheLimit) {
+  std::vector<std::unique_ptr<FakeChannel>> asking;
+  for (size_t i = 0; i <= 64 + num_workers_; ++i) {
+    asking.push_back(std::make_unique<FakeChannel>("dsgd status"));
+    EXPECT_TRUE(head_->on_open(*asking.back()).ok());
+  }
+  EXPECT_TRUE(asking.front()->closed);
+  EXPECT_FALSE(asking.back()->closed);
+  for (const auto& channel : asking) head_->on_close(*channel, {});
+  begin();
+  EXPECT_EQ(status().workers.size(), 3u);
+}
+
+class StragglerTest : public StatusTest {
+ protected:
+  StragglerTest() {
+    least_ = 2;
+    straggler_timeout_ = 30s;
+    head_ =
+        std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, least_, 0, {}, straggler_timeout_}, nullptr);
+  }
+  // All renew, and those of `waiting` report that they wait for `rank`, which computes.
+  void wait_for(int32_t rank, std::vector<size_t> waiting, transport::Duration duration, uint64_t view = 1) {
+    for (; duration > 0s; duration -= 2s) {
+      for (size_t i = 0; i < 3; ++i) {
+        if (!at(i).gone) renew(i);
+      }
+      for (const size_t i : waiting) progress(i, {rank}, 7, view);
+      loop_.advance(2s);
+    }
+    for (const size_t i : waiting) progress(i, {rank}, 7, view);
+  }
+};
+
+TEST_F(StragglerTest, AWorkerThatKeepsAllOthersWaitingIsEvicted) {
+  begin();
+  progress(1, {});
+  wait_for(1, {0, 2}, 28s);
+  EXPECT_FALSE(at(0).watch.given());
+  wait_for(1, {0, 2}, 4s);
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_EQ(at(0).watch.message<WatchReply>().view, 2u);
+  EXPECT_EQ(at(0).watch.message<WatchReply>().members.size(), 2u);
+  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("in step 7"),
+                                       HasSubstr("kept the other workers waiting for 30.0 s"),
+                                       HasSubstr("straggler_timeout = 30.0 s")));
+  EXPECT_EQ(news(0).rank(), 1);
+  EXPECT_EQ(at(1).watch.status().code(), Code::kEvicted);
+  EXPECT_THAT(at(1).watch.status().message(), HasSubstr("straggler_timeout"));
+}
+
+TEST_F(StragglerTest, NobodyIsEvictedBelowMinWorkers) {
+  begin();
+  wait_for(1, {0, 2}, 34s);
+  ASSERT_TRUE(at(0).watch.ok());
+  at(1).gone = true;
+  at(2).rank = 2;  // its number
+  watch(0, 1);
+  wait_for(1, {0}, 60s, 2);  // rank 1 of view 2 is w2
+  EXPECT_FALSE(at(0).watch.given());
+}
+
+TEST_F(StragglerTest, AReportOfAnEarlierViewDoesNotCount) {
+  begin();
+  wait_for(1, {0, 2}, 20s);
+  call(at(1).control, transport::Report{1, 1, Status(Code::kWorkerLost, "gone").with_rank(1)});
+  ASSERT_TRUE(at(0).watch.ok());
+  watch(0, 1), watch(2, 1);
+  at(1).gone = true;
+  wait_for(1, {0}, 60s, 1);  // its rank 1 is the lost worker; w2 has rank 1 now
+  EXPECT_FALSE(at(0).watch.given());
+}
+
+TEST_F(StragglerTest, TheHostOfTheHeadIsNotEvicted) {
+  begin(1);
+  wait_for(1, {0, 2}, 60s);
+  EXPECT_FALSE(at(0).watch.given());
+}
+
+TEST_F(StragglerTest, AnotherTimeoutThanTheHeadsIsRefused) {
+  straggler_timeout_ = 20s;
+  const Remote& remote = come("w0");
+  EXPECT_EQ(remote.join.status().code(), Code::kMismatch);
+  EXPECT_EQ(remote.join.status().parameter(), "straggler_timeout");
+  EXPECT_THAT(remote.join.status().message(),
+              HasSubstr("says straggler_timeout = 20.0 s, the head says straggler_timeout = 30.0 s"));
+}
+
 class LoneHeadTest : public HeadTest {
  protected:
   LoneHeadTest() : HeadTest(1) {}
@@ -855,6 +1102,157 @@ TEST_F(LoneHeadTest, AJobOfOneBeginsAtOnceAndItsHostLeavesAtOnce) {
   loop_.advance(0s);
   ASSERT_EQ(ends_.size(), 1u);
   EXPECT_TRUE(ends_[0].ok());
+}
+
+// ---- learners
+
+class LearnerTest : public StatusTest {
+ protected:
+  LearnerTest() {
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, 2, 4}, nullptr);
+    least_ = 2, most_ = 4;
+    begin();
+  }
+  // Its answer names the present workers and, last, itself.
+  Remote& learn(const std::string& id) {
+    Remote& remote = come(id);
+    if (remote.join.ok()) remote.rank = remote.join.message<JoinReply>().members.back().number;
+    return remote;
+  }
+  WatchReply change(size_t i) { return at(i).watch.message<WatchReply>(); }
+};
+
+TEST_F(LearnerTest, AWorkerJoinsTheRunningJobAndEntersALaterView) {
+  Remote& w3 = learn("w3");
+  ASSERT_TRUE(w3.join.ok()) << w3.join.status().message();
+  const auto reply = w3.join.message<JoinReply>();
+  EXPECT_TRUE(reply.learner);
+  EXPECT_EQ(reply.view, 1u);
+  EXPECT_EQ(reply.rank, 3);
+  ASSERT_EQ(reply.members.size(), 4u);
+  EXPECT_EQ(reply.members[3].number, 3);
+  EXPECT_FALSE(at(0).watch.given()) << "the others train on";
+
+  EXPECT_TRUE(call(w3.heartbeat, transport::Renew{3, 1}).ok());
+  watch(3, reply.sequence);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  for (size_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(at(i).watch.ok());
+    EXPECT_EQ(change(i).view, 2u);
+    ASSERT_EQ(change(i).members.size(), 4u);
+    EXPECT_EQ(change(i).members[3].worker_id, "w3");
+    EXPECT_EQ(change(i).members[3].rank, 3);
+    EXPECT_THAT(change(i).news.message(), HasSubstr("has joined the job"));
+  }
+}
+
+TEST_F(LearnerTest, IsJoiningInTheStatusUntilItEntersAView) {
+  Remote& w3 = learn("w3");
+  ASSERT_EQ(status().workers.size(), 4u);
+  EXPECT_EQ(status().workers[3].state, transport::WorkerStatus::State::kJoining);
+  EXPECT_EQ(status().workers[3].member.rank, -1);
+  EXPECT_EQ(status().max_workers, 4u);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  progress(3, {1});
+  EXPECT_EQ(status().workers[3].state, transport::WorkerStatus::State::kRunning);
+  EXPECT_EQ(status().workers[3].member.rank, 3);
+  EXPECT_EQ(status().workers[3].progress.waits_for, std::vector<int32_t>{1});
+}
+
+TEST_F(LearnerTest, IsLostWithoutAViewOfItsOwn) {
+  Remote& w3 = learn("w3");
+  close(3);
+  EXPECT_FALSE(at(0).watch.given());
+  close(1);
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_EQ(change(0).members.size(), 2u);
+  EXPECT_EQ(call(w3.control, transport::Enter{3, 1}).status().code(), Code::kState);
+}
+
+TEST_F(LearnerTest, HearsOfViewsBeforeItsOwnAndHasItsRankInTheViewItEnters) {
+  Remote& w3 = learn("w3");
+  watch(3, w3.join.message<JoinReply>().sequence);
+  close(0);
+  ASSERT_TRUE(at(3).watch.ok());
+  EXPECT_EQ(change(3).members.size(), 2u);
+  watch(3, change(3).sequence);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  ASSERT_TRUE(at(3).watch.ok());
+  ASSERT_EQ(change(3).members.size(), 3u);
+  EXPECT_EQ(change(3).members[2].worker_id, "w3");
+  EXPECT_EQ(change(3).members[2].rank, 2);
+  EXPECT_EQ(change(3).members[2].number, 3);
+}
+
+TEST_F(LearnerTest, ALossMayBeMadeGoodButNoMoreThanMaxWorkersAreInTheJob) {
+  learn("w3");
+  Remote& w4 = learn("w4");
+  EXPECT_EQ(w4.join.status().code(), Code::kUnreachable) << "so that it tries again";
+  EXPECT_THAT(w4.join.status().message(), HasSubstr("the job has max_workers = 4 workers"));
+  close(1);
+  EXPECT_TRUE(learn("w5").join.ok());
+}
+
+TEST_F(LearnerTest, AnIdIsNotUsedAgain) {
+  close(1);
+  Remote& again = learn("w1");
+  EXPECT_EQ(again.join.status().code(), Code::kExists);
+  EXPECT_THAT(again.join.status().message(), HasSubstr("which was lost; give the new worker another"));
+}
+
+TEST_F(LearnerTest, ItsFailureIsItsOwn) {
+  Remote& w3 = learn("w3");
+  const Status differs(Code::kMismatch, "other parameters");
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  EXPECT_TRUE(call(w3.control, transport::Report{3, 1, differs}).ok());
+  watch(0, 1);
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_EQ(change(0).members.size(), 3u) << "the others go on";
+  report(0, differs);
+  watch(1, 2);
+  EXPECT_EQ(news(1).code(), Code::kMismatch) << "of a worker of the first view it ends the job";
+}
+
+TEST_F(LearnerTest, AWorkerEntersAfterOthersHaveLeft) {
+  Remote& w3 = learn("w3");
+  leave(0);
+  watch(1, 1);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  ASSERT_TRUE(at(1).watch.ok());
+  EXPECT_EQ(change(1).members.size(), 3u) << "without the one that has left";
+  EXPECT_EQ(change(1).members.back().number, 3);
+  EXPECT_TRUE(learn("w4").join.ok());
+}
+
+TEST_F(LearnerTest, NoneEntersAJobThatIsEnding) {
+  Remote& w3 = learn("w3");
+  for (int i = 0; i < 3; ++i) leave(i);
+  EXPECT_EQ(call(w3.control, transport::Enter{3, 1}).status().code(), Code::kUnreachable);
+  EXPECT_EQ(learn("w4").join.status().code(), Code::kUnreachable);
+}
+
+TEST_F(LearnerTest, AViewWithTooFewWorkersIsPausedUntilOthersHaveJoined) {
+  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, 3, 3, 4 * kLease}, nullptr);
+  remotes_.clear();
+  least_ = most_ = 3, rejoin_ = 4 * kLease;
+  begin();
+  close(1);
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_TRUE(change(0).paused);
+  watch(0, 1);
+  Remote& w3 = learn("w3");
+  ASSERT_TRUE(w3.join.ok()) << w3.join.status().message();
+  watch(3, w3.join.message<JoinReply>().sequence);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 2}).ok());
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_FALSE(change(0).paused);
+  EXPECT_EQ(change(0).members.size(), 3u);
+}
+
+TEST_F(LearnerTest, OtherSettingsAreRefused) {
+  most_ = 5;
+  EXPECT_THAT(learn("w3").join.status().message(),
+              HasSubstr("says max_workers = 5, the head says max_workers = 4"));
 }
 
 }  // namespace

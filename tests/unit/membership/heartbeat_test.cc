@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/membership/admission.h"
+#include "tests/unit/membership/sim_job.h"
 #include "transport/sim/world.h"
 
 namespace dsgd {
@@ -19,9 +20,7 @@ using transport::Duration;
 using transport::SimWorld;
 using transport::Time;
 
-constexpr Duration kLease = 10s;
 constexpr Duration kInterval = 1s;
-constexpr Duration kSlack = 100ms;
 
 class ScriptedHead final : public transport::ServerHandler {
  public:
@@ -74,14 +73,16 @@ class HeartbeatTest : public testing::Test {
     }
     return *admission_;
   }
-  void start(const std::string& token = "secret") {
+  // `durable`: the head may come back.
+  void start(const std::string& token = "secret", bool durable = false) {
     HeartbeatOptions options;
-    options.address = "node0:7700";
+    options.addresses = {"node0:7700"};
     options.hello.role = transport::Role::kHeartbeat;
     options.hello.job = "digits";
     options.token = token;
     options.hello.worker_id = "w2";
     options.hello.rank = 2;
+    options.own_rank = 2;
     options.hello.view = 5;
     options.hello.library_version = library_version();
     options.lease = kLease;
@@ -91,10 +92,15 @@ class HeartbeatTest : public testing::Test {
     options.head_host = "node0";
     options.own_name = "rank 2 (worker 'w2' on host node2, pid 3)";
     options.own_host = "node2";
-    heartbeat_ = std::make_shared<Heartbeat>(*network_, options, [this](const Status& why) {
+    HeartbeatEvents events{[this](const Status& why) {
       failures_.push_back(why);
       failed_at_ = world_.now();
-    });
+    }};
+    if (durable) {
+      events.head_lost = [this](const Status& why) { head_losses_.push_back(why); };
+      events.head_answered = [this] { ++answers_; };
+    }
+    heartbeat_ = std::make_shared<Heartbeat>(*network_, options, std::move(events));
     started_ = world_.now();
     heartbeat_->start();
   }
@@ -119,7 +125,8 @@ class HeartbeatTest : public testing::Test {
   std::unique_ptr<transport::Network> head_network_, network_;
   std::unique_ptr<transport::Listener> listener_;
   std::shared_ptr<Heartbeat> heartbeat_;
-  std::vector<Status> failures_;
+  std::vector<Status> failures_, head_losses_;
+  int answers_ = 0;  // head_answered
   Time started_{}, failed_at_{};
   int stopped_ = 0;
 };
@@ -131,7 +138,7 @@ TEST_F(HeartbeatTest, RenewsAtOnceAndThenEveryHalfInterval) {
   EXPECT_GE(head_.renewals.size(), 200u);
   EXPECT_LE(head_.renewals.size(), 201u);
   for (const transport::Renew& renewal : head_.renewals) {
-    EXPECT_EQ(renewal.rank, 2);
+    EXPECT_EQ(renewal.number, 2);
     EXPECT_EQ(renewal.view, 5u);
   }
   EXPECT_EQ(head_.hellos[0].worker_id, "w2");
@@ -177,6 +184,50 @@ TEST_F(HeartbeatTest, ARefusalOfTheHeadIsToldInItsOwnWords) {
   expect_failure(0s);
   EXPECT_EQ(failures_[0].rank(), 2);
   EXPECT_EQ(failures_[0].message(), "rank 2 was lost: no heartbeat");
+}
+
+// A head that was started again no longer knows the rank.
+TEST_F(HeartbeatTest, AnEvictionIsToldInTheWordsOfTheHeadWithOrWithoutARank) {
+  listen();
+  head_.answer = [](transport::Responder respond) { respond(Status(Code::kEvicted, "it was taken out")); };
+  start("secret", true);
+  world_.run_for(1s);
+  ASSERT_EQ(failures_.size(), 1u);
+  EXPECT_EQ(failures_[0].code(), Code::kEvicted);
+  EXPECT_EQ(failures_[0].message(), "it was taken out");
+}
+
+TEST_F(HeartbeatTest, AHeadThatComesBackIsDialledUntilItAnswers) {
+  listen();
+  start("secret", true);
+  world_.run_for(1s);
+  EXPECT_EQ(answers_, 1) << "the first connection";
+  listener_.reset();
+  world_.break_connections(process_, head_process_);
+  world_.run_for(3 * kLease);
+  ASSERT_EQ(head_losses_.size(), 1u);
+  EXPECT_EQ(head_losses_[0].code(), Code::kWorkerLost);
+  listen();
+  world_.run_for(1s);
+  EXPECT_EQ(answers_, 2) << "another connection, perhaps to another head";
+  EXPECT_EQ(head_losses_.size(), 1u);
+  EXPECT_TRUE(failures_.empty());
+}
+
+TEST_F(HeartbeatTest, AHeadThatComesBackElsewhereHasALeaseToAnswerHere) {
+  listen();
+  start("secret", true);
+  world_.run_for(1s);
+  listener_.reset();
+  world_.break_connections(process_, head_process_);
+  world_.run_for(3 * kLease);
+  ASSERT_EQ(head_losses_.size(), 1u);
+  heartbeat_->begin_lease();
+  world_.run_for(kLease / 2);
+  EXPECT_EQ(head_losses_.size(), 1u);
+  world_.run_for(kLease);
+  ASSERT_EQ(head_losses_.size(), 2u);
+  EXPECT_EQ(head_losses_[1].code(), Code::kWorkerLost);
 }
 
 TEST_F(HeartbeatTest, AnyOtherErrorOfARenewalIsTheHeadsFailure) {
@@ -255,6 +306,26 @@ TEST_F(HeartbeatTest, WhoIsTurnedAwayAtTheDoorFailsAtOnce) {
   start("guess");
   expect_failure(0s);
   EXPECT_THAT(failures_[0].message(), AllOf(HasSubstr("refuses heartbeats"), HasSubstr("token")));
+}
+
+// It is another process, and the head may come back.
+TEST_F(HeartbeatTest, WhoIsTurnedAwayWhereAHeadComesBackGoesOnToDial) {
+  listen();
+  start("secret", true);
+  world_.run_for(1s);
+  listener_.reset();
+  world_.break_connections(process_, head_process_);
+  Admission stranger(head_network_->loop(), "digits", "other", Admission::Route{head_network_.get(), &head_},
+                     Admission::Route{}, nullptr);
+  listener_ = std::move(head_network_->listen("node0:7700", &stranger)).value();
+  world_.run_for(3 * kLease);
+  EXPECT_TRUE(failures_.empty()) << failures_[0].message();
+  listener_.reset();
+  listen();
+  const int answers = answers_;
+  world_.run_for(1s);
+  EXPECT_TRUE(failures_.empty());
+  EXPECT_EQ(answers_, answers + 1) << "the head has answered";
 }
 
 TEST_F(HeartbeatTest, StoppingClosesInGoodOrderAndNothingIsToldAfterwards) {

@@ -14,8 +14,6 @@ using transport::Duration;
 using transport::SimWorld;
 using transport::Time;
 
-constexpr Duration kLease = 1s;
-constexpr Duration kSlack = 100ms;
 constexpr uint64_t kSeeds = 2000;
 
 enum class Fault {
@@ -32,6 +30,8 @@ enum class Fault {
 
 class RandomJob {
  public:
+  static constexpr Duration kLease = 1s, kSlack = 100ms;
+
   explicit RandomJob(uint64_t seed) : random_(seed), world_(seed, world_options()) {}
 
   void run() {
@@ -46,8 +46,8 @@ class RandomJob {
   }
   uint64_t trace_hash() const { return world_.trace_hash(); }
   std::string describe() const {
-    return "size " + std::to_string(size_) + (embedded_ ? ", embedded head" : ", head apart") + ", fault " +
-           std::to_string(static_cast<int>(fault_)) + " at rank " + std::to_string(victim_);
+    return "size " + std::to_string(size_) + (embedded_ ? ", head in worker 0" : ", separate head") +
+           ", fault " + std::to_string(static_cast<int>(fault_)) + " at rank " + std::to_string(victim_);
   }
 
  private:

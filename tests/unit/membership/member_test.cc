@@ -17,9 +17,6 @@ using transport::Duration;
 using transport::SimWorld;
 using transport::Time;
 
-constexpr Duration kLease = 10s;
-constexpr Duration kSlack = 100ms;  // what an error may come later than its promise
-
 class MemberTest : public testing::Test {
  protected:
   explicit MemberTest(const transport::SimOptions& network = {}) : world_(7, network) {}
@@ -121,7 +118,7 @@ TEST_F(MemberTest, AWorkerThatStopsWhileItWaitsLosesItsPlaceAndOneThatRunsKeepsI
   world_.resume(at(0).process);
   run_until([this] { return at(0).joined.has_value(); }, 1s);
   EXPECT_EQ(at(0).joined->status().code(), Code::kState);
-  EXPECT_THAT(at(0).joined->status().message(), HasSubstr("comes too late"));
+  EXPECT_THAT(at(0).joined->status().message(), HasSubstr("cannot join: the job has all 3 workers"));
 }
 
 TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
@@ -243,6 +240,33 @@ TEST_F(MemberTest, WhatTheHeadRefusesEndsTheAttemptAtOnce) {
   }
 }
 
+TEST_F(MemberTest, OfSeveralHeadsOneThatRefusesIsPassedOver) {
+  SimHead stranger(world_, world_.start_process("node8"), "node8", 2, kLease, "other");
+  num_workers_ = 2;
+  SimWorkerOptions options;
+  options.head_host = "node8:7700,node0";
+  start_worker(0, options);
+  start_worker(1, options);
+  world_.run_for(3s);
+  EXPECT_TRUE(all([](SimWorker& w) { return !w.joined; }));
+  start_head(2, false);
+  run_until([this] { return all([](SimWorker& w) { return w.joined.has_value(); }); }, 2s);
+  EXPECT_TRUE(all([](SimWorker& w) { return w.ok(); })) << at(0).joined->status().message();
+}
+
+TEST_F(MemberTest, ARefusalOfAllHeadsEndsTheAttemptAtOnceAndNamesEach) {
+  SimHead one(world_, world_.start_process("node8"), "node8", 2, kLease, "other");
+  SimHead two(world_, world_.start_process("node9"), "node9", 2, kLease, "another");
+  SimWorkerOptions options;
+  options.head_host = "node8:7700,node9";
+  start_worker(0, options);
+  run_until([this] { return at(0).joined.has_value(); }, 2s);
+  const Status& refused = at(0).joined->status();
+  EXPECT_EQ(refused.code(), Code::kUnauthorized);
+  EXPECT_THAT(refused.message(),
+              AllOf(HasSubstr("node8:7700: worker 'w0'"), HasSubstr("; node9:7700: worker 'w0'")));
+}
+
 TEST_F(MemberTest, ALateComerIsRefusedAtOnceAndTheJobGoesOn) {
   start_job(2, true);
   SimWorkerOptions options;
@@ -273,7 +297,7 @@ TEST_F(MemberTest, AHeadThatIsRestartedInTheRendezvousIsFoundAgain) {
   world_.run_for(1s);
   world_.kill(head_->process, Death::kReset);
   world_.run_for(1s);
-  world_.bury(head_->process);
+  world_.finish_killed(head_->process);
   start_head(2, false);
   SimWorker& late = start_worker(1);
   run_until([&] { return early.joined.has_value() && late.joined.has_value(); }, 2s);
@@ -291,7 +315,7 @@ TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableAndItsLastWordIsTold
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable) << w.joined->status().message();
   EXPECT_THAT(w.joined->status().message(),
               AllOf(HasSubstr("the head at node0:7700 has gone"), HasSubstr("1 of 2 workers have come")));
-  world_.bury(head_->process);
+  world_.finish_killed(head_->process);
 }
 
 TEST_F(MemberTest, AWorkerThatDiesInTheRendezvousMayBeStartedAgain) {
@@ -411,7 +435,7 @@ TEST_F(MemberTest, ALostHeadNamesTheWorkerThatHostsIt) {
       expect_all_told_but(0, 0, kLease, {name, "has not answered for 10.0 s (lease)"});
     }
     if (world_.alive(at(0).process)) continue;
-    workers_.front()->destroy();  // buries the process that the head was in
+    workers_.front()->destroy();  // finishes the process that the head was in
   }
 }
 
@@ -424,7 +448,7 @@ TEST_F(MemberTest, ALostHeadOfItsOwnProcessNamesNoRank) {
     EXPECT_EQ(w->broken[0].rank(), -1);
     EXPECT_THAT(w->broken[0].message(), HasSubstr("the head at node0:7700 was lost"));
   }
-  world_.bury(head_->process);
+  world_.finish_killed(head_->process);
 }
 
 TEST_F(MemberTest, AReportReachesEverybodyAndTheFirstOneWins) {
@@ -557,7 +581,7 @@ TEST_F(MemberTest, LeavingEndsWithinTheLeaseWhateverBecameOfTheHead) {
   run_until([this] { return !at(1).broken.empty(); }, kSlack);
   at(1).leave(at(1).broken[0]);
   run_until([this] { return at(1).calls_of_done == 1; }, kSlack);
-  world_.bury(head_->process);
+  world_.finish_killed(head_->process);
 }
 
 TEST_F(MemberTest, TheHostOfABrokenJobGoesWhenTheOthersKnowThoughNoneOfThemLeaves) {
@@ -585,7 +609,7 @@ TEST_F(MemberTest, LeavingDoesNotWaitForAHeadThatDies) {
   EXPECT_EQ(at(0).calls_of_done, 0);
   world_.kill(head_->process, Death::kReset);
   run_until([this] { return at(0).calls_of_done == 1; }, kSlack);
-  world_.bury(head_->process);
+  world_.finish_killed(head_->process);
 }
 
 TEST_F(MemberTest, TheNextJobBeginsAtTheSameAddress) {

@@ -46,7 +46,8 @@ class Dials final : public transport::Network {
                                                       const transport::ListenOptions&) override {
     return Status(Code::kUnsupported, "");
   }
-  Result<std::string> local_address_for(const std::string&, const std::string&, std::string*) override {
+  Result<std::string> local_address_for(const std::vector<std::string>&, const std::string&,
+                                        std::string*) override {
     return Status(Code::kUnsupported, "");
   }
   Counters counters() const override { return {}; }

@@ -21,12 +21,12 @@ std::unique_ptr<Network> network_of(transport::Environment& environment, const s
 }  // namespace
 
 SimHead::SimHead(SimWorld& world, ProcessId p, const std::string& host, uint32_t num_workers,
-                 transport::Duration lease)
+                 transport::Duration lease, const std::string& token)
     : process(p), environment_(world.environment(p)), network_(network_of(*environment_, "head")) {
   head_ = std::make_unique<Head>(network_->loop(), HeadOptions{num_workers, lease}, nullptr);
   head_->on_end([this](const Status& status) { ends.push_back(status); });
   admission_ =
-      std::make_unique<Admission>(network_->loop(), "digits", "secret",
+      std::make_unique<Admission>(network_->loop(), "digits", token,
                                   Admission::Route{network_.get(), head_.get()}, Admission::Route{}, nullptr);
   auto listener = network_->listen(host + kHeadPort, admission_.get());
   EXPECT_TRUE(listener.ok()) << listener.status().message();
@@ -98,7 +98,7 @@ void SimWorker::report(Status cause) {
 
 void SimWorker::destroy() {
   if (!member_) return;
-  if (!world_.alive(process)) world_.bury(process);
+  if (!world_.alive(process)) world_.finish_killed(process);
   world_.resume(process);
   network_->loop().post([this] { member_.reset(); });
   EXPECT_TRUE(world_.run_until([this] { return member_ == nullptr; }, world_.now() + 1s));

@@ -14,12 +14,14 @@ namespace dsgd {
 using namespace std::chrono_literals;
 
 inline constexpr const char* kHeadPort = ":7700";
+inline constexpr transport::Duration kLease = 10s;
+inline constexpr transport::Duration kSlack = 100ms;  // what an error may come later than its promise
 
 // The head with its network, as a process of its own or inside a worker's.
 class SimHead {
  public:
   SimHead(transport::SimWorld& world, transport::ProcessId process, const std::string& host,
-          uint32_t num_workers, transport::Duration lease);
+          uint32_t num_workers, transport::Duration lease, const std::string& token = "secret");
   ~SimHead();
 
   const transport::ProcessId process;

@@ -129,7 +129,8 @@ class Collectives : public testing::TestWithParam<int> {};
 
 TEST_P(Collectives, AllReduceEqualsPlainLoops) {
   const int workers = GetParam();
-  for (const char* algorithm : {"auto", "direct", "ring", "my_ring", "my_doubling", "my_tree"}) {
+  for (const char* algorithm :
+       {"auto", "direct", "halving_doubling", "ring", "my_ring", "my_doubling", "my_tree"}) {
     run_job(
         workers, {{"algorithm", algorithm}},
         [&](dsgd_session* session, int rank) {
@@ -193,7 +194,7 @@ TEST_P(Collectives, SmallAndUnsignedIntegersCompareAndWrapAsTheirTypesDo) {
 TEST_P(Collectives, LargeBuffersTravelInManyChunks) {
   const int workers = GetParam();
   const size_t count = 5'000'011;
-  for (const char* algorithm : {"direct", "ring", "my_ring", "my_doubling", "my_tree"}) {
+  for (const char* algorithm : {"direct", "halving_doubling", "ring", "my_ring", "my_doubling", "my_tree"}) {
     run_job(
         workers, {{"algorithm", algorithm}},
         [&](dsgd_session* session, int rank) {

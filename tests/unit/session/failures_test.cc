@@ -2,6 +2,7 @@
 // further.
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <map>
 #include <thread>
 
@@ -9,6 +10,9 @@
 
 namespace dsgd_test {
 namespace {
+
+// Of this job, so that one case can provoke it; no other case gives a gradient that is not finite.
+const Settings kSettings = {{"lease", "2s"}, {"nonfinite", "fail"}};
 
 struct Worker {
   dsgd_session* session;
@@ -106,6 +110,13 @@ const std::vector<Case>& cases() {
          EXPECT_EQ(dsgd_learning_rate_set(w.session, 0.1, nullptr), DSGD_OK);
          return status;
        }},
+      {DSGD_ERR_NON_FINITE, Ends::kOperation,
+       [](Worker& w) {
+         w.gradient[7] = w.rank == 1 ? std::numeric_limits<float>::infinity() : 1;
+         const int32_t status = w.step();
+         w.gradient[7] = 1;
+         return status;
+       }},
       {DSGD_ERR_TIMEOUT, Ends::kOperation, late_barrier, false},
       {DSGD_ERR_TIMEOUT, Ends::kOperation,
        [](Worker& w) {
@@ -156,7 +167,8 @@ const std::map<int32_t, std::string> kElsewhere = {
     {DSGD_ERR_WORKER_LOST, "process_fault_test kills workers"},
     {DSGD_ERR_NO_MEMORY, "process_memory_test"},
     {DSGD_ERR_CORRUPTED, "session_wire_test flips bits"},
-    {DSGD_ERR_VIEW_CHANGED, "reserved"},
+    {DSGD_ERR_VIEW_CHANGED, "simulation_loss_test"},
+    {DSGD_ERR_EVICTED, "simulation_loss_test"},
     {DSGD_ERR_INTERNAL, "a defect"},
 };
 
@@ -174,7 +186,7 @@ TEST_P(Failures, EndWhatTheHeaderSays) {
   const Case& c = cases()[GetParam()];
   SCOPED_TRACE(dsgd_status_name(c.status));
   std::atomic<bool> provoked{false};
-  run_job(2, {{"lease", "2s"}}, [&](dsgd_session* session, int rank) {
+  run_job(2, kSettings, [&](dsgd_session* session, int rank) {
     Worker w{session, rank};
     w.start();
     ASSERT_EQ(w.step(), DSGD_OK);

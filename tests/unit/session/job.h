@@ -71,7 +71,7 @@ inline void run_job(int workers, const Settings& settings,
         config, "head", listen == settings.end() ? "127.0.0.1:0" : listen->second.c_str(), error_));
     DSGD_OK_OR_FAIL(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), error_));
     for (const auto& [key, value] : settings) {
-      if (key == "lease" || key == "token" || key == "job")
+      if (key == "lease" || key == "token" || key == "job" || key.starts_with("tls_"))
         DSGD_OK_OR_FAIL(dsgd_config_set(config, key.c_str(), value.c_str(), error_));
     }
     DSGD_OK_OR_FAIL(dsgd_head_start(config, &head, error_));

@@ -240,7 +240,7 @@ TEST(Ports, AWorkerListensOnOneAlsoWhereItHostsTheHead) {
           [&](dsgd_session*, int) { EXPECT_EQ(listening_sockets(), before + 1); });
   run_job(2, {}, [&](dsgd_session* session, int) {
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
-    EXPECT_EQ(listening_sockets(), before + 3) << "two workers, and a head apart";
+    EXPECT_EQ(listening_sockets(), before + 3) << "two workers, and a separate head";
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
   EXPECT_EQ(listening_sockets(), before);

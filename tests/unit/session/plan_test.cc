@@ -34,6 +34,34 @@ TEST(HashRing, WhenAServerJoinsOrLeavesAboutOneInKMovesAndNoOthers) {
   }
 }
 
+// Of r copies of each key, r/k move when one of k servers joins or leaves: the joining server takes over its
+// share of each place, and the first copy becomes the owner when the owner leaves.
+TEST(HashRing, WhenAServerJoinsOrLeavesOnlyItsCopiesMove) {
+  constexpr int kKeys = 20000;
+  for (int k : {3, 5, 8, 16}) {
+    for (size_t copies : {size_t{2}, size_t{3}}) {
+      if (copies >= static_cast<size_t>(k)) continue;
+      const HashRing without(servers(k - 1)), with(servers(k));
+      int moved = 0;
+      for (int key = 0; key < kKeys; ++key) {
+        const uint64_t hash = range_key(static_cast<uint32_t>(key % 97), static_cast<uint64_t>(key / 97));
+        const auto before = without.servers_of(hash, copies);
+        auto after = with.servers_of(hash, copies);
+        ASSERT_EQ(before.size(), copies);
+        ASSERT_EQ(std::set<int32_t>(after.begin(), after.end()).size(), copies) << "copies are on one server";
+        ASSERT_EQ(after.front(), with.owner(hash));
+        if (before == after) continue;
+        ++moved;
+        ASSERT_EQ(std::erase(after, k - 1), 1) << "a copy moved between servers that were there before";
+        ASSERT_TRUE(std::equal(after.begin(), after.end(), before.begin()));
+      }
+      const double expected = static_cast<double>(copies) * kKeys / k;
+      EXPECT_NEAR(moved, expected, 0.25 * expected) << k;
+    }
+  }
+  EXPECT_EQ(HashRing(servers(2)).servers_of(range_key(0, 0), 3).size(), 2u) << "there are no more";
+}
+
 TEST(HashRing, SpreadsKeysOverServers) {
   for (int k : {2, 4, 16}) {
     const HashRing ring(servers(k));
@@ -145,6 +173,69 @@ TEST(Plan, PsOwnersDoNotDependOnBuckets) {
       for (const Piece& piece : bucket.pieces) {
         const auto [it, fresh] = owners.try_emplace({piece.parameter, piece.begin}, piece.owner);
         EXPECT_EQ(it->second, piece.owner);
+      }
+    }
+  }
+}
+
+TEST(Plan, CopiesOfARangeLieOnOtherServersAndItsMeansTravelToEach) {
+  for (const PlanCase& c : cases()) {
+    for (const int copies : {2, 3}) {
+      const StrategySpec ps = Strategies().parse("ps", "copies=" + std::to_string(copies), "auto").value();
+      EXPECT_EQ(ps.describe(), "ps copies=" + std::to_string(copies));
+      for (const Bucket& bucket : buckets(c.parameters, ps, {5, 4, 64 << 10})) {
+        std::map<int32_t, std::map<size_t, CopiedRange>> sent;  // by keeper, by their ends
+        for (const CopiedRange& range : bucket.copied)
+          ASSERT_TRUE(sent[range.keeper].try_emplace(range.end, range).second) << "is sent twice";
+        for (const auto& [keeper, ranges] : sent) {
+          size_t end = 0;
+          for (const auto& [range_end, range] : ranges) {
+            ASSERT_GE(range.begin, end) << "is sent twice";
+            end = range_end;
+          }
+        }
+        for (const Piece& piece : bucket.pieces) {
+          ASSERT_EQ(piece.copies.size(), static_cast<size_t>(copies - 1));
+          std::set<int32_t> keepers(piece.copies.begin(), piece.copies.end());
+          keepers.insert(piece.owner);
+          ASSERT_EQ(keepers.size(), static_cast<size_t>(copies));
+          EXPECT_LT(*keepers.rbegin(), 4) << "no server";
+          for (int32_t keeper : piece.copies) {
+            const auto found = sent[keeper].lower_bound(piece.position + piece.count);
+            ASSERT_NE(found, sent[keeper].end());
+            EXPECT_LE(found->second.begin, piece.position);
+            EXPECT_EQ(found->second.owner, piece.owner);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Ranks change with the view, and numbers of workers do not.
+TEST(Plan, APsRangeStaysWithItsWorkerWhenRanksChange) {
+  const std::vector<PlanParameter> parameters = {{DType::kFloat32, 10'000'000, true}};
+  const StrategySpec ps = Strategies().parse("ps", "copies=2", "auto").value();
+  const auto owners = [&](std::vector<int32_t> numbers) {
+    PlanOptions options{static_cast<int32_t>(numbers.size()), 8};
+    options.numbers = numbers;
+    std::map<size_t, std::vector<int32_t>> workers;
+    for (const Bucket& bucket : buckets(parameters, ps, options)) {
+      for (const Piece& piece : bucket.pieces)
+        workers[piece.begin] = {numbers[static_cast<size_t>(piece.owner)],
+                                numbers[static_cast<size_t>(piece.copies[0])]};
+    }
+    return workers;
+  };
+  const auto before = owners({0, 1, 2, 3}), after = owners({0, 2, 3});
+  for (const auto& [begin, workers] : before) {
+    const std::vector<int32_t>& now = after.at(begin);
+    if (workers[0] == 1) {
+      EXPECT_EQ(now[0], workers[1]) << "the copy becomes the owner";
+    } else {
+      EXPECT_EQ(now[0], workers[0]);
+      if (workers[1] != 1) {
+        EXPECT_EQ(now[1], workers[1]);
       }
     }
   }

@@ -1,5 +1,6 @@
 // A name server that does not answer: joining and starting a head end in time all the same, and joining can
-// be aborted and closed. One that is slower than `lease`: joining takes longer, and the job runs.
+// be aborted and closed. If it does not answer for one of several heads, a worker joins by the others. One
+// that is slower than `lease`: joining takes longer, and the job runs.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <netdb.h>
@@ -127,6 +128,22 @@ TEST_F(Resolve, AJoinSucceedsWithANameServerSlowerThanALease) {
   dsgd_session_free(session);
   dsgd_head_free(head);
   EXPECT_EQ(slow_look_ups, 2);  // for the worker's own address, and for the dials
+}
+
+TEST_F(Resolve, AMuteNameServerForOneOfSeveralHeadsDoesNotKeepAWorkerFromJoining) {
+  dsgd_config_set(config_, "num_workers", "1", nullptr);
+  dsgd_config_set(config_, "lease", "2s", nullptr);
+  dsgd_config_set(config_, "init_timeout", "20s", nullptr);
+  dsgd_config_set(config_, "head", "127.0.0.1:0", nullptr);
+  dsgd_head* head = nullptr;
+  DSGD_OK_OR_FAIL(dsgd_head_start(config_, &head, error_));
+  dsgd_config_set(config_, "head", (std::string(kName) + ":7700," + dsgd_head_address(head)).c_str(),
+                  nullptr);
+  dsgd_session* session = nullptr;
+  DSGD_OK_OR_FAIL(dsgd_init(config_, &session, error_));
+  DSGD_OK_OR_FAIL(dsgd_close(session, -1, error_));
+  dsgd_session_free(session);
+  dsgd_head_free(head);
 }
 
 }  // namespace

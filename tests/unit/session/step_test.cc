@@ -735,7 +735,7 @@ TEST_P(CloseInMidStep, FailsTheStepOnAllWorkersAndAppliesNothing) {
   const int closing = first ? 0 : workers - 1;
   std::vector<Trainer> trainers(static_cast<size_t>(workers));  // outlive the sessions
   run_job(workers, {{"step_timeout", "120s"}, {"bucket_size", "64K"}},
-          [&, strategy, timeout_ms](dsgd_session* session, int rank) {
+          [&, strategy = strategy, timeout_ms = timeout_ms](dsgd_session* session, int rank) {
             Trainer& trainer = trainers[static_cast<size_t>(rank)];
             trainer.session = session, trainer.rank = rank;
             trainer.build({30000, 5}, "sgd", "lr=1", strategy);
@@ -846,6 +846,7 @@ Scaled train_scaled(dsgd_session* session, int rank, int workers, const char* st
     Error error;
     EXPECT_EQ(dsgd_step(session, 1 + rank, &result, error), DSGD_OK) << error.message();
     seen.applied.push_back(result.applied);
+    EXPECT_EQ(result.skipped, broken);
     EXPECT_EQ(result.all_done, 0);
     EXPECT_EQ(result.step, static_cast<int64_t>(seen.applied.size()) - 1);
     if (broken) {
@@ -1060,7 +1061,7 @@ TEST(LossScale, AFixedFactorStaysAndOneOfOneOnlyLooks) {
   }
 }
 
-// Nobody has data: no step to look at, so the factor stays. An absent gradient is not looked at either.
+// No worker has data: no step to look at, so the factor stays. An absent gradient is not looked at either.
 TEST(LossScale, OnlyGradientsThatCountAreLookedAt) {
   run_job(2, {{"loss_scale", "dynamic"}}, [&](dsgd_session* session, int rank) {
     Trainer trainer{session, rank};

@@ -9,12 +9,12 @@
 
 namespace dsgd::transport {
 
-// Target has place() and take() of BulkSink.
+// Target has destination() and take() of BulkSink.
 template <typename Target>
 class BorrowedSink final : public BulkSink {
  public:
   BorrowedSink(Target& target, std::function<void()> landed) : target_(target), landed_(std::move(landed)) {}
-  std::byte* place(size_t offset, size_t n) override { return target_.place(offset, n); }
+  std::byte* destination(size_t offset, size_t n) override { return target_.destination(offset, n); }
   void take(size_t offset, std::span<const std::byte> piece) override { target_.take(offset, piece); }
   void landed() override { landed_(); }
 

@@ -11,7 +11,6 @@ BulkHeader header_of(uint64_t operation, uint64_t offset = 0) {
   BulkHeader header;
   header.view = 3;
   header.operation = operation;
-  header.group = 9;
   header.source = 5;
   header.kind = 1;
   header.dtype = 2;

@@ -6,7 +6,9 @@
 #include <capnp/serialize.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -28,28 +30,76 @@ MemberInfo member(int32_t rank) {
           "node" + std::to_string(rank),
           "0a1b2c3d",
           {"10.0.0.1:7701", "[fe80::1]:7701", "unix:/run/x"},
-          std::numeric_limits<int64_t>::max()};
+          std::numeric_limits<int64_t>::max(),
+          rank + 5};
+}
+
+Progress progress() {
+  return {3,
+          1ull << 60,
+          1ull << 59,
+          1ull << 58,
+          Progress::Activity::kWaits,
+          1ull << 57,
+          std::chrono::nanoseconds(123456789),
+          "step 17",
+          "rank 2 has not called it",
+          {0, 2, 7}};
 }
 
 // One of each kind, every field different from its default.
 std::vector<Message> samples() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
   return {Empty{},
-          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123)},
-          JoinReply{kBig, 2, 1, {member(0), member(1), member(2)}, std::string("\0n\xff", 3)},
+          JoinRequest{member(2), 4000000000u, true, std::chrono::nanoseconds(1234567890123), 3, 9,
+                      std::chrono::nanoseconds(77), std::chrono::nanoseconds(987654321012), kBig - 12},
+          JoinReply{kBig,
+                    2,
+                    1,
+                    {member(0), member(1), member(2)},
+                    std::string("\0n\xff", 3),
+                    true,
+                    kBig - 9,
+                    true,
+                    true},
           Watch{kBig},
-          WatchReply{7, kBig, detailed(), 3, kBig - 6},
+          WatchReply{7, kBig, detailed(), 3, kBig - 6, {member(1), member(2)}, 1, true},
           Renew{5, kBig},
           Leave{5, kBig, detailed(), kBig - 7},
           Report{6, kBig, detailed()},
           OperationFailed{kBig, 7, kBig - 1, detailed()},
-          PutObject{kBig, 8, "vocabulary", kBig - 5, kBig - 2, {0, 1, 255, 0, 7}, 6, {3, 0, -7}},
+          PutObject{kBig, 8, "vocabulary", kBig - 5, kBig - 2, {0, 1, 255, 0, 7}, 6, {3, 0, -7}, true},
           Goodbye{kBig, 9, detailed(), 12, {kBig, 0, 3}, kBig - 4},
           SessionFailed{kBig, 10, detailed()},
           HasBegun{kBig, 11, kBig - 1},
           ReportCut{12, kBig, detailed(), 7},
           DeleteObject{kBig, 13, "vocabulary", kBig - 8},
-          FetchObject{kBig, 14, "vocabulary", kBig - 9, kBig - 3}};
+          FetchObject{kBig, 14, "vocabulary", kBig - 9, kBig - 3},
+          Enter{15, kBig - 11},
+          HasCompleted{kBig, 16, kBig - 12},
+          progress(),
+          StatusRequest{},
+          StatusReply{StatusReply::State::kFailed,
+                      kBig,
+                      5,
+                      4,
+                      6,
+                      7,
+                      8,
+                      3,
+                      detailed(),
+                      {1, 2},
+                      "its token is wrong",
+                      {{member(1), WorkerStatus::State::kLost, std::chrono::nanoseconds(5), true,
+                        std::chrono::nanoseconds(6), 2.5, progress()},
+                       {member(2), WorkerStatus::State::kLeft}}},
+          Return{16, kBig - 12, kBig - 13},
+          ScaleRequest{1u << 31},
+          FetchState{kBig, 17, kBig - 14, kBig - 15, kBig - 16, kBig - 17, true},
+          StateParts{{{StateParts::Kind::kUpdate, 18, kBig, kBig - 1, kBig - 2, 1.5, 2.5, -1, 3, {1, 0, 2}},
+                      {StateParts::Kind::kValues, 0, 0, 1, 0, 0, 0, 0, 0, {7}}},
+                     true,
+                     kBig - 18}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -58,35 +108,44 @@ bool same(const Status& a, const Status& b) {
 }
 bool same(const MemberInfo& a, const MemberInfo& b) {
   return a.rank == b.rank && a.worker_id == b.worker_id && a.host == b.host && a.machine == b.machine &&
-         a.addresses == b.addresses && a.pid == b.pid;
+         a.addresses == b.addresses && a.pid == b.pid && a.number == b.number;
 }
 bool same(const Empty&, const Empty&) { return true; }
 bool same(const JoinRequest& a, const JoinRequest& b) {
   return same(a.member, b.member) && a.num_workers == b.num_workers && a.hosts_head == b.hosts_head &&
-         a.lease == b.lease;
+         a.lease == b.lease && a.min_workers == b.min_workers && a.max_workers == b.max_workers &&
+         a.rejoin_timeout == b.rejoin_timeout && a.straggler_timeout == b.straggler_timeout &&
+         a.incarnation == b.incarnation;
+}
+bool same(const std::vector<MemberInfo>& a, const std::vector<MemberInfo>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const MemberInfo& x, const MemberInfo& y) { return same(x, y); });
 }
 bool same(const JoinReply& a, const JoinReply& b) {
-  if (a.members.size() != b.members.size()) return false;
-  for (size_t i = 0; i < a.members.size(); ++i) {
-    if (!same(a.members[i], b.members[i])) return false;
-  }
-  return a.view == b.view && a.rank == b.rank && a.head_rank == b.head_rank && a.job_nonce == b.job_nonce;
+  return same(a.members, b.members) && a.view == b.view && a.rank == b.rank && a.head_rank == b.head_rank &&
+         a.job_nonce == b.job_nonce && a.learner == b.learner && a.sequence == b.sequence &&
+         a.paused == b.paused && a.durable == b.durable;
 }
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left &&
-         a.departure_call == b.departure_call;
+         a.departure_call == b.departure_call && same(a.members, b.members) && a.head_rank == b.head_rank &&
+         a.paused == b.paused;
 }
-bool same(const Renew& a, const Renew& b) { return a.rank == b.rank && a.view == b.view; }
+bool same(const Renew& a, const Renew& b) { return a.number == b.number && a.view == b.view; }
+bool same(const Return& a, const Return& b) {
+  return a.number == b.number && a.view == b.view && a.incarnation == b.incarnation;
+}
+bool same(const Enter& a, const Enter& b) { return a.number == b.number && a.view == b.view; }
 bool same(const Leave& a, const Leave& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) &&
+  return a.number == b.number && a.view == b.view && same(a.cause, b.cause) &&
          a.departure_call == b.departure_call;
 }
 bool same(const Report& a, const Report& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause);
+  return a.number == b.number && a.view == b.view && same(a.cause, b.cause);
 }
 bool same(const ReportCut& a, const ReportCut& b) {
-  return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.peer == b.peer;
+  return a.number == b.number && a.view == b.view && same(a.cause, b.cause) && a.peer_number == b.peer_number;
 }
 bool same(const Goodbye& a, const Goodbye& b) {
   return a.rank == b.rank && a.view == b.view && same(a.cause, b.cause) && a.steps == b.steps &&
@@ -101,15 +160,52 @@ bool same(const SessionFailed& a, const SessionFailed& b) {
 bool same(const HasBegun& a, const HasBegun& b) {
   return a.view == b.view && a.rank == b.rank && a.operation == b.operation;
 }
+bool same(const HasCompleted& a, const HasCompleted& b) {
+  return a.view == b.view && a.rank == b.rank && a.steps == b.steps;
+}
+bool same(const FetchState& a, const FetchState& b) {
+  return a.view == b.view && a.rank == b.rank && a.begin == b.begin && a.end == b.end && a.next == b.next &&
+         a.signature == b.signature && a.last == b.last;
+}
+bool same(const StateParts& a, const StateParts& b) {
+  const auto same_part = [](const StateParts::Part& x, const StateParts::Part& y) {
+    return x.kind == y.kind && x.parameter == y.parameter && x.begin == y.begin && x.count == y.count &&
+           x.updates == y.updates && x.learning_rate == y.learning_rate && x.rate == y.rate &&
+           x.decay == y.decay && x.divisor == y.divisor && x.data == y.data;
+  };
+  return a.whole == b.whole && a.digest == b.digest &&
+         std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same_part);
+}
 bool same(const PutObject& a, const PutObject& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put && a.total == b.total &&
-         a.data == b.data && a.dtype == b.dtype && a.shape == b.shape;
+         a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.again == b.again;
 }
 bool same(const DeleteObject& a, const DeleteObject& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put;
 }
 bool same(const FetchObject& a, const FetchObject& b) {
   return a.view == b.view && a.rank == b.rank && a.name == b.name && a.put == b.put && a.offset == b.offset;
+}
+bool same(const Progress& a, const Progress& b) {
+  return a.number == b.number && a.view == b.view && a.present_view == b.present_view && a.steps == b.steps &&
+         a.activity == b.activity && a.call == b.call && a.open == b.open && a.operation == b.operation &&
+         a.waiting == b.waiting && a.waits_for == b.waits_for;
+}
+bool same(const StatusRequest&, const StatusRequest&) { return true; }
+bool same(const ScaleRequest& a, const ScaleRequest& b) { return a.workers == b.workers; }
+bool same(const WorkerStatus& a, const WorkerStatus& b) {
+  return same(a.member, b.member) && a.state == b.state && a.silence == b.silence &&
+         a.reported == b.reported && a.age == b.age && a.steps_per_second == b.steps_per_second &&
+         same(a.progress, b.progress);
+}
+bool same(const StatusReply& a, const StatusReply& b) {
+  return a.state == b.state && a.view == b.view && a.num_workers == b.num_workers &&
+         a.min_workers == b.min_workers && a.max_workers == b.max_workers &&
+         a.wanted_workers == b.wanted_workers && a.scale_requests == b.scale_requests &&
+         a.head_rank == b.head_rank && same(a.cause, b.cause) && a.missing == b.missing &&
+         a.refused == b.refused &&
+         std::equal(a.workers.begin(), a.workers.end(), b.workers.begin(), b.workers.end(),
+                    [](const WorkerStatus& x, const WorkerStatus& y) { return same(x, y); });
 }
 bool same_message(const Message& a, const Message& b) {
   return std::visit(
@@ -128,9 +224,7 @@ Hello hello() {
           {9, 8, 7}};
 }
 
-BulkHeader header() {
-  return {1ull << 61, 1ull << 62, 4000000000u, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10};
-}
+BulkHeader header() { return {1ull << 61, 1ull << 62, 5, 251, 252, 253, 254, 6, 1ull << 63, 9, 65535, 10}; }
 
 template <typename Numbers>
 Numbers counting(size_t size) {
@@ -148,10 +242,36 @@ struct Payload {
   std::vector<std::byte> bytes;
   Status (*decode)(std::span<const std::byte> bytes);
 };
+ViewReport view_report() {
+  return {true,
+          1u << 30,
+          5,
+          3,
+          0.5,
+          7,
+          {3, 4, true, true, true, 2.5, 1e-9, true, 1000, 2, 9},
+          {1, 5, 1, 1u << 30},
+          true,
+          1u << 31,
+          77,
+          {1, 2, 255},
+          {3, 128},
+          true,
+          0.25};
+}
+
+SampleReport sample_report() {
+  const SampleLedger ledger{1, 1000, 7,    false, 2, 3,
+                            4, 9,    true, 100,   2, {{5, 1, 2, 3, 4, {{10, 3, 5}, {11, 1, 1}}}, {}}};
+  return {true,    {3, {{0, 1, 2, 3, 4}, {2, 5, 6, 7, 8}}},  {2, {{0, 1, 2, 3, 4}}},
+          {1, {}}, {{77, {1, {{0, 0, 0, 0, 9}}}}, {78, {}}}, {ledger, {}}};
+}
+
 // One of each kind, every field different from its default.
 std::vector<Payload> payloads() {
   constexpr uint64_t kBig = std::numeric_limits<uint64_t>::max() - 1;
-  const StepHeader step{kBig, kBig - 1, kBig - 2, kBig - 3, kBig - 4, 0.1, 65536, true, {0, 0.5, 1e9}};
+  const StepHeader step{kBig, kBig - 1, kBig - 2, kBig - 3,      kBig - 4,
+                        0.1,  65536,    true,     {0, 0.5, 1e9}, {3, {{0, 1, kBig, 3, 4}}}};
   const WorkerGpus gpus{reason(), 22803, {counting<std::array<uint8_t, 16>>(16), {1}}};
   using Bytes = std::span<const std::byte>;
   return {
@@ -167,6 +287,12 @@ std::vector<Payload> payloads() {
        [](Bytes b) { return decode_operation_counts(b).status(); }},
       {"ValueDigests", encode(ValueDigests{{kBig, 0, 3}}),
        [](Bytes b) { return decode_value_digests(b).status(); }},
+      {"GradientReport", encode(GradientReport{kBig, 9, {{3, 1, kBig}, {7, kBig - 1, 2}}}),
+       [](Bytes b) { return decode_gradient_report(b).status(); }},
+      {"ViewReport", encode(view_report()), [](Bytes b) { return decode_view_report(b).status(); }},
+      {"SampleReport", encode(sample_report()), [](Bytes b) { return decode_sample_report(b).status(); }},
+      {"CheckpointReport", encode(CheckpointReport{reason(), kBig, 1, kBig - 1, {2, {{1, 2, 3, 4, kBig}}}}),
+       [](Bytes b) { return decode_checkpoint_report(b).status(); }},
   };
 }
 
@@ -207,8 +333,10 @@ TEST(Codec, MessagesKeepAllFields) {
 
 TEST(Codec, DefaultsSurviveToo) {
   for (const Message& message : std::vector<Message>{
-           JoinRequest{}, JoinReply{}, Watch{}, WatchReply{}, Renew{}, Leave{}, Report{}, OperationFailed{},
-           PutObject{}, DeleteObject{}, FetchObject{}, Goodbye{}, SessionFailed{}, HasBegun{}, ReportCut{}}) {
+           JoinRequest{},   JoinReply{},       Watch{},     WatchReply{},   Renew{},        Leave{},
+           Report{},        OperationFailed{}, PutObject{}, DeleteObject{}, FetchObject{},  Goodbye{},
+           SessionFailed{}, HasBegun{},        ReportCut{}, Enter{},        HasCompleted{}, Progress{},
+           StatusRequest{}, StatusReply{},     Return{},    ScaleRequest{}, FetchState{},   StateParts{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
@@ -272,7 +400,8 @@ TEST(Codec, TheHandshakeKeepsItsNoncesAndProofs) {
 }
 
 TEST(Codec, PayloadsKeepAllFields) {
-  const StepHeader step{1, 2, 3, 4, 5, 0.1, 65536, true, {0, 0.5, 1e9}};
+  const StepHeader step{
+      1, 2, 3, 4, 5, 0.1, 65536, true, {0, 0.5, 1e9}, {3, {{0, 1, 2, 3, 4}, {2, 5, 6, 7, 8}}}};
   auto step_back = decode_step_header(encode(step));
   ASSERT_TRUE(step_back.ok()) << step_back.status().message();
   EXPECT_EQ(step_back->step, 1u);
@@ -284,6 +413,7 @@ TEST(Codec, PayloadsKeepAllFields) {
   EXPECT_EQ(step_back->loss_scale, 65536);
   EXPECT_TRUE(step_back->stop);
   EXPECT_EQ(step_back->weights, step.weights);
+  EXPECT_EQ(step_back->drawn, step.drawn);
 
   const StartHeader start{1, 2, 4, 3};
   auto start_back = decode_start_header(encode(start));
@@ -319,6 +449,30 @@ TEST(Codec, PayloadsKeepAllFields) {
   auto digests_back = decode_value_digests(encode(ValueDigests{{7, 0, 5}}));
   ASSERT_TRUE(digests_back.ok()) << digests_back.status().message();
   EXPECT_EQ(digests_back->digests, (std::vector<uint64_t>{7, 0, 5}));
+
+  const GradientReport report{1000, 9, {{3, 1, 8}, {7, 4, 2}}};
+  auto report_back = decode_gradient_report(encode(report));
+  ASSERT_TRUE(report_back.ok()) << report_back.status().message();
+  EXPECT_EQ(report_back->count, report.count);
+  EXPECT_EQ(report_back->parameters, report.parameters);
+  EXPECT_EQ(report_back->named, report.named);
+
+  auto view_back = decode_view_report(encode(view_report()));
+  ASSERT_TRUE(view_back.ok()) << view_back.status().message();
+  EXPECT_EQ(view_back.value(), view_report());
+
+  auto samples_back = decode_sample_report(encode(sample_report()));
+  ASSERT_TRUE(samples_back.ok()) << samples_back.status().message();
+  EXPECT_EQ(samples_back.value(), sample_report());
+
+  const CheckpointReport saved{reason(), 7, 100, 9, {9, {{1, 2, 3, 4, 5}, {5, 6, 7, 8, 9}}}};
+  auto saved_back = decode_checkpoint_report(encode(saved));
+  ASSERT_TRUE(saved_back.ok()) << saved_back.status().message();
+  EXPECT_TRUE(same(saved_back->failure, saved.failure));
+  EXPECT_EQ(saved_back->step, saved.step);
+  EXPECT_EQ(saved_back->nbytes, saved.nbytes);
+  EXPECT_EQ(saved_back->checksum, saved.checksum);
+  EXPECT_EQ(saved_back->drawn, saved.drawn);
 }
 
 TEST(Codec, APayloadsReasonIsCut) {
@@ -351,6 +505,11 @@ TEST(Codec, WhatExceedsTheLimitOfAPayloadIsNamed) {
   ValueDigests digests;
   digests.digests.resize(kMaxDigests + 1);
   expect(decode_value_digests(encode(digests)).status(), "list of digests has 8193 entries");
+  GradientReport report;
+  report.named.resize(kMaxNamedGradients);
+  EXPECT_TRUE(decode_gradient_report(encode(report)).ok());
+  report.named.resize(kMaxNamedGradients + 1);
+  expect(decode_gradient_report(encode(report)).status(), "list of gradients has 5 entries");
   OperationCounts counts;
   counts.counts.resize(kMaxMembers);
   EXPECT_TRUE(decode_operation_counts(encode(counts)).ok());
@@ -392,7 +551,7 @@ TEST(Codec, NoFlippedBitOfAPayloadDoesHarm) {
 }
 
 TEST(Codec, EveryCodeSurvives) {
-  for (int32_t code = -1; code >= -22; --code) {
+  for (int32_t code = -1; code >= -24; --code) {
     Status back;
     ASSERT_TRUE(decode_status(encode_status(Status(static_cast<Code>(code), "x")), &back).ok());
     EXPECT_EQ(static_cast<int32_t>(back.code()), code);
@@ -404,7 +563,9 @@ TEST(Codec, ACodeThatThisVersionDoesNotKnowIsAnInternalError) {
   EXPECT_EQ(code_of(-9), Code::kMismatch);
   EXPECT_EQ(code_of(-22), Code::kCorrupted);
   EXPECT_EQ(code_of(-23), Code::kViewChanged);
-  for (int32_t unknown : {-24, 1, std::numeric_limits<int32_t>::min()})
+  EXPECT_EQ(code_of(-24), Code::kNonFinite);
+  EXPECT_EQ(code_of(-25), Code::kEvicted);
+  for (int32_t unknown : {-26, 1, std::numeric_limits<int32_t>::min()})
     EXPECT_EQ(code_of(unknown), Code::kInternal);
 }
 
@@ -453,6 +614,37 @@ TEST(Codec, WhatExceedsALimitIsNamed) {
   EXPECT_TRUE(decode_message(encode(large)).ok());
   large.shape.resize(kMaxObjectDimensions + 1);
   EXPECT_FALSE(decode_message(encode(large)).ok());
+
+  Progress wait;
+  wait.operation.assign(kMaxWaitBytes, 'x');
+  wait.waiting.assign(kMaxWaitBytes, 'x');
+  wait.waits_for.resize(kMaxWaitedRanks);
+  EXPECT_TRUE(decode_message(encode(wait)).ok());
+  for (const auto& exceed : std::vector<std::function<void(Progress&)>>{
+           [](Progress& it) { it.operation += 'x'; }, [](Progress& it) { it.waiting += 'x'; },
+           [](Progress& it) { it.waits_for.push_back(1); }}) {
+    Progress longer = wait;
+    exceed(longer);
+    EXPECT_FALSE(decode_message(encode(longer)).ok());
+  }
+}
+
+TEST(Codec, UnknownStatesOfAJobAreErrors) {
+  const auto expect_unknown = [](const Message& message) {
+    const auto back = decode_message(encode(message));
+    ASSERT_FALSE(back.ok()) << message_name(message);
+    EXPECT_NE(back.status().message().find("unknown "), std::string::npos) << back.status().message();
+  };
+  Progress progress;
+  progress.activity = static_cast<Progress::Activity>(3);
+  expect_unknown(progress);
+  StatusReply reply;
+  reply.state = static_cast<StatusReply::State>(5);
+  expect_unknown(reply);
+  reply.state = StatusReply::State::kRunning;
+  reply.workers.resize(1);
+  reply.workers[0].state = static_cast<WorkerStatus::State>(5);
+  expect_unknown(reply);
 }
 
 TEST(Codec, UnalignedBytesAreRead) {

@@ -48,7 +48,7 @@ void TestSink::check(size_t offset, size_t n) {
   }
 }
 
-std::byte* TestSink::place(size_t offset, size_t n) {
+std::byte* TestSink::destination(size_t offset, size_t n) {
   check(offset, n);
   const bool give = mode_ == Mode::kPlace || (mode_ == Mode::kMixed && uses_ % 2 == 0);
   if (on_use) on_use();

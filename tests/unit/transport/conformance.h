@@ -70,12 +70,12 @@ class TestSink {
  public:
   enum class Mode { kPlace, kTake, kMixed };
   TestSink(Mode mode, size_t nbytes) : mode_(mode), data_(nbytes) {}
-  std::byte* place(size_t offset, size_t n);
+  std::byte* destination(size_t offset, size_t n);
   void take(size_t offset, std::span<const std::byte> piece);
 
   const std::vector<std::byte>& data() const { return data_; }
   int uses() const { return uses_; }
-  std::function<void()> on_use;  // after each place or take
+  std::function<void()> on_use;  // after each destination() or take()
 
  private:
   void check(size_t offset, size_t n);

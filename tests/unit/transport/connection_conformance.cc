@@ -406,15 +406,15 @@ TEST_P(Conformance, ANetworkThatEndsCallsNothingBack) {
 
 TEST_P(Conformance, TheLocalAddressIsChosenAndExplained) {
   std::string why;
-  auto chosen = dialling_->local_address_for(listener_->address(), "", &why);
+  auto chosen = dialling_->local_address_for({listener_->address()}, "", &why);
   ASSERT_TRUE(chosen.ok()) << chosen.status().message();
   EXPECT_FALSE(chosen.value().empty());
   EXPECT_EQ(chosen.value().find(":77"), std::string::npos) << "the host part only";
   EXPECT_NE(why.find(chosen.value()), std::string::npos) << why;
-  auto loopback = dialling_->local_address_for("127.0.0.1:7700", "127.0.0.0/8", &why);
+  auto loopback = dialling_->local_address_for({"127.0.0.1:7700"}, "127.0.0.0/8", &why);
   ASSERT_TRUE(loopback.ok()) << loopback.status().message();
   EXPECT_TRUE(loopback.value().starts_with("127.")) << loopback.value();
-  auto unknown = dialling_->local_address_for(listener_->address(), "eth77", &why);
+  auto unknown = dialling_->local_address_for({listener_->address()}, "eth77", &why);
   ASSERT_FALSE(unknown.ok());
   EXPECT_NE(unknown.status().message().find("eth77"), std::string::npos) << unknown.status().message();
 }

@@ -313,7 +313,7 @@ TEST(Sim, AProgramOfAKilledProcessReturnsWhenItIsBuried) {
   pair.world.kill(pair.process[0], Death::kReset);
   pair.world.run_for(100s);
   EXPECT_FALSE(returned);
-  pair.world.bury(pair.process[0]);
+  pair.world.finish_killed(pair.process[0]);
   ASSERT_TRUE(pair.run_until([&] { return returned; }));
   EXPECT_FALSE(answer.ok());
 }

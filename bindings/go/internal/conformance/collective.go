@@ -21,21 +21,10 @@ func collectiveOf(a arguments, rank, size int) (collective, error) {
 			func(s *dsgd.Session) (*dsgd.Op, error) { return s.BarrierAsync() },
 			func() string { return "" }}, nil
 	}
-	switch a.dtype(0) {
-	case dsgd.Float32:
-		return collectiveOver[float32](a, rank, size)
-	case dsgd.Float64:
-		return collectiveOver[float64](a, rank, size)
-	case dsgd.Int32:
-		return collectiveOver[int32](a, rank, size)
-	case dsgd.Int64:
-		return collectiveOver[int64](a, rank, size)
-	default:
-		return collectiveOver[uint8](a, rank, size)
-	}
+	return elements[a.dtype(0)].collective(a, rank, size)
 }
 
-func collectiveOver[T dsgd.Element](a arguments, rank, size int) (collective, error) {
+func (of[T]) collective(a arguments, rank, size int) (collective, error) {
 	over := func(data []T) func() string {
 		return func() string {
 			h := newDigest()

@@ -203,8 +203,22 @@ func (a arguments) integers(i int) []int {
 	return numbers
 }
 
+// elementType has the operations whose buffers have elements of one type.
+type elementType interface {
+	array(w *worker, a arguments, dtype dsgd.DType) (string, error)
+	collective(a arguments, rank, size int) (collective, error)
+	tensor(r *dsgd.Replica, p parameter, alloc bool) (tensor, error)
+}
+
+type of[T dsgd.Element] struct{}
+
+var elements = map[dsgd.DType]elementType{
+	dsgd.Float32: of[float32]{}, dsgd.Float64: of[float64]{}, dsgd.Int32: of[int32]{}, dsgd.Int64: of[int64]{},
+	dsgd.Uint8: of[uint8]{}, dsgd.Int8: of[int8]{}, dsgd.Uint64: of[uint64]{},
+}
+
 func (a arguments) dtype(i int) dsgd.DType {
-	for _, dtype := range []dsgd.DType{dsgd.Float32, dsgd.Float64, dsgd.Int32, dsgd.Int64, dsgd.Uint8, dsgd.Int8, dsgd.Uint64} {
+	for dtype := range elements {
 		if dtype.String() == a.word(i) {
 			return dtype
 		}

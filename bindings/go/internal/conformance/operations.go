@@ -10,6 +10,12 @@ import (
 
 // operation runs one operation of a script; the text is its line in the result without the number, "" for none.
 func (w *worker) operation(a arguments) (string, error) {
+	switch a.name {
+	case "replica_weight", "absent", "stop", "put", "put_array": // of one worker, whose rank is the first argument
+		if w.rank != a.integer(0) {
+			return "", nil
+		}
+	}
 	s := w.session
 	ctx := context.Background()
 	switch a.name {
@@ -46,16 +52,10 @@ func (w *worker) operation(a arguments) (string, error) {
 	case "rate":
 		return "", s.SetLearningRate(a.number(0))
 	case "replica_weight":
-		if w.rank != a.integer(0) {
-			return "", nil
-		}
 		return "", w.replicas[a.integer(1)].SetWeight(a.number(2))
 	case "absent":
-		return "", w.absent(a.integer(0), a.word(1))
+		return "", w.absent(a.word(1))
 	case "stop":
-		if w.rank != a.integer(0) {
-			return "", nil
-		}
 		return "", s.RequestStop()
 	case "step":
 		w.fillGradients(a.integer(0))
@@ -91,9 +91,6 @@ func (w *worker) operation(a arguments) (string, error) {
 		w.async = a.integer(0)
 		return "", nil
 	case "put":
-		if w.rank != a.integer(0) {
-			return "", nil
-		}
 		return "", s.PutObject(context.Background(), a.word(1), pattern[uint8](a.integer(2), a.integer(3), 0))
 	case "get":
 		data, err := s.GetObject(ctx, a.word(0))
@@ -101,9 +98,9 @@ func (w *worker) operation(a arguments) (string, error) {
 		h.add(data)
 		return fmt.Sprintf("nbytes=%d %s", len(data), h.line()), err
 	case "put_array":
-		return w.array(a, 2)
+		return elements[a.dtype(2)].array(w, a, a.dtype(2))
 	case "get_array":
-		return w.array(a, 1)
+		return elements[a.dtype(1)].array(w, a, a.dtype(1))
 	case "shard":
 		return w.shard(a)
 	case "close":
@@ -139,7 +136,7 @@ func (w *worker) giveBuffers(alloc bool) error {
 	for _, r := range w.replicas {
 		var row []tensor
 		for _, p := range w.parameters {
-			t, err := newTensor(r, p, alloc)
+			t, err := elements[p.DType()].tensor(r, p, alloc)
 			if err != nil {
 				return err
 			}
@@ -168,10 +165,7 @@ func (w *worker) fillGradients(seed int) {
 	})
 }
 
-func (w *worker) absent(rank int, name string) error {
-	if w.rank != rank {
-		return nil
-	}
+func (w *worker) absent(name string) error {
 	for _, r := range w.replicas {
 		if err := r.GradientAbsent(w.parameterNamed(name)); err != nil {
 			return err

@@ -28,26 +28,7 @@ func (b buffers[T]) fillGradient(seed, salt int) {
 func (b buffers[T]) addValue(to digest)    { addAll(to, b.Value) }
 func (b buffers[T]) addGradient(to digest) { addAll(to, b.Gradient) }
 
-func newTensor(r *dsgd.Replica, p parameter, alloc bool) (tensor, error) {
-	switch p.DType() {
-	case dsgd.Float32:
-		return newBuffers[float32](r, p, alloc)
-	case dsgd.Float64:
-		return newBuffers[float64](r, p, alloc)
-	case dsgd.Int32:
-		return newBuffers[int32](r, p, alloc)
-	case dsgd.Int64:
-		return newBuffers[int64](r, p, alloc)
-	case dsgd.Int8:
-		return newBuffers[int8](r, p, alloc)
-	case dsgd.Uint64:
-		return newBuffers[uint64](r, p, alloc)
-	default:
-		return newBuffers[uint8](r, p, alloc)
-	}
-}
-
-func newBuffers[T dsgd.Element](r *dsgd.Replica, p parameter, alloc bool) (tensor, error) {
+func (of[T]) tensor(r *dsgd.Replica, p parameter, alloc bool) (tensor, error) {
 	if alloc {
 		b, err := dsgd.Alloc[T](r, p.Parameter)
 		return buffers[T]{b}, err

@@ -95,179 +95,189 @@ typedef long long swig_type_65;
 typedef long long swig_type_66;
 typedef _goslice_ swig_type_67;
 typedef long long swig_type_68;
-typedef _gostring_ swig_type_69;
-extern void _wrap_Swig_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_Swig_malloc_raw_0206f74cb374ae8e(swig_intgo arg1);
+typedef long long swig_type_69;
+typedef _gostring_ swig_type_70;
+typedef _gostring_ swig_type_71;
+typedef _gostring_ swig_type_72;
+extern void _wrap_Swig_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_Swig_malloc_raw_caddf7c698d85742(swig_intgo arg1);
 
 #cgo pkg-config: dsgd
 #cgo CFLAGS: -fno-strict-aliasing
 
-extern swig_type_1 _wrap_dsgd_text_string_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_config_has_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_2 arg2);
-extern swig_intgo _wrap_dsgd_version_raw_0206f74cb374ae8e(void);
-extern swig_type_3 _wrap_dsgd_version_string_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_capability_raw_0206f74cb374ae8e(swig_type_4 arg1);
-extern swig_intgo _wrap_DSGD_OK_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_STATE_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_CLOSED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_FORKED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_TIMEOUT_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_ABORTED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_WORKER_LOST_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_MISMATCH_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_NOT_FOUND_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_EXISTS_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_UNREACHABLE_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_NO_MEMORY_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_LIMIT_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_IO_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_TORN_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_0206f74cb374ae8e(void);
-extern swig_type_5 _wrap_dsgd_status_name_raw_0206f74cb374ae8e(swig_intgo arg1);
-extern swig_intgo _wrap_dsgd_error_code_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_error_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_6 _wrap_dsgd_error_host_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_7 _wrap_dsgd_error_operation_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_8 _wrap_dsgd_error_parameter_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_9 _wrap_dsgd_error_message_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_error_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_config_new_raw_0206f74cb374ae8e(void);
-extern void _wrap_dsgd_config_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_config_set_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_10 arg2, swig_type_11 arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_config_load_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_12 arg2, swig_voidp arg3);
-extern swig_type_13 _wrap_dsgd_config_value_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_14 arg2);
-extern swig_type_15 _wrap_dsgd_config_key_name_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_16 _wrap_dsgd_config_key_Xtype_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_17 _wrap_dsgd_config_key_default_value_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_18 _wrap_dsgd_config_key_Xrange_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_19 _wrap_dsgd_config_key_help_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_20 _wrap_dsgd_config_key_environment_get_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_new_dsgd_config_key_raw_0206f74cb374ae8e(void);
-extern void _wrap_delete_dsgd_config_key_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_21 _wrap_dsgd_config_key_count_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_config_key_at_raw_0206f74cb374ae8e(swig_type_22 arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_LOG_INFO_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_log_record_level_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_23 _wrap_dsgd_log_record_message_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_24 _wrap_dsgd_log_record_time_ns_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_25 _wrap_dsgd_log_record_session_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_log_record_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_log_record_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_init_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_close_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_finalize_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_abort_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_26 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_local_rank_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_local_size_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_27 _wrap_dsgd_view_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_SESSION_FAILED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_metrics_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_trace_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_log_fd_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_FLOAT64_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_INT32_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_INT64_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_UINT8_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_FLOAT16_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_BFLOAT16_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_INT8_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_UINT64_raw_0206f74cb374ae8e(void);
-extern swig_type_28 _wrap_dsgd_dtype_size_raw_0206f74cb374ae8e(swig_intgo arg1);
-extern swig_intgo _wrap_DSGD_UNTRAINED_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_parameter_add_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_29 arg2, swig_intgo arg3, swig_type_30 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_parameter_set_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3);
-extern swig_type_32 _wrap_dsgd_parameter_name_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_add_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_33 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_34 _wrap_dsgd_replica_device_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_weight_raw_0206f74cb374ae8e(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_35 arg4, uintptr_t arg5, swig_type_36 arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_alloc_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_memory_get_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
-extern uintptr_t _wrap_dsgd_memory_value_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_memory_gradient_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_37 _wrap_dsgd_memory_nbytes_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_memory_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_bind_dlpack_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_export_dlpack_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_learning_rate_set_raw_0206f74cb374ae8e(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern double _wrap_dsgd_loss_scale_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_40 arg2, swig_type_41 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_start_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_step_raw_0206f74cb374ae8e(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_step_begin_raw_0206f74cb374ae8e(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_gradient_ready_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_gradients_ready_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_42 arg2, uintptr_t arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_stream_wait_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_gradient_absent_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_step_flush_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2);
-extern swig_intgo _wrap_dsgd_op_step_result_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_stop_request_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_43 _wrap_dsgd_op_id_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_op_user_data_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_op_wait_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_test_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_abort_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_44 arg2, swig_voidp arg3);
-extern void _wrap_dsgd_op_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_45 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_queue_fd_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_SUM_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_MIN_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_MAX_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_PROD_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_DSGD_MEAN_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_46 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_broadcast_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_47 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_allgather_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_51 arg4, uintptr_t arg5, swig_type_52 arg6, swig_type_53 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
-extern swig_intgo _wrap_dsgd_barrier_raw_0206f74cb374ae8e(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_54 arg2, uintptr_t arg3, swig_type_55 arg4, swig_intgo arg5, swig_type_56 arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_object_get_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_op_object_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_object_delete_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern uintptr_t _wrap_dsgd_object_data_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_59 _wrap_dsgd_object_nbytes_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_object_dtype_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_type_60 _wrap_dsgd_object_ndim_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern uintptr_t _wrap_dsgd_object_shape_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_object_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_0206f74cb374ae8e(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_61 arg2, swig_type_62 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_63 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_seek_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_64 arg2, swig_type_65 arg3, swig_voidp arg4);
-extern swig_type_66 _wrap_dsgd_shard_position_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_shard_next_raw_0206f74cb374ae8e(uintptr_t arg1, swig_type_67 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_68 _wrap_dsgd_shard_size_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern void _wrap_dsgd_shard_free_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_digest_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_head_start_raw_0206f74cb374ae8e(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_69 _wrap_dsgd_head_address_raw_0206f74cb374ae8e(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_head_wait_raw_0206f74cb374ae8e(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
-extern void _wrap_dsgd_head_free_raw_0206f74cb374ae8e(uintptr_t arg1);
+extern swig_type_1 _wrap_dsgd_text_string_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_config_has_raw_caddf7c698d85742(uintptr_t arg1, swig_type_2 arg2);
+extern swig_intgo _wrap_dsgd_version_raw_caddf7c698d85742(void);
+extern swig_type_3 _wrap_dsgd_version_string_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_capability_raw_caddf7c698d85742(swig_type_4 arg1);
+extern swig_intgo _wrap_DSGD_OK_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_STATE_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_CLOSED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_FORKED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_TIMEOUT_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_ABORTED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_WORKER_LOST_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_MISMATCH_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_NOT_FOUND_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_EXISTS_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_UNREACHABLE_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_NO_MEMORY_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_LIMIT_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_IO_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_TORN_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_INTERNAL_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_DIVERGED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_CORRUPTED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_NON_FINITE_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_ERR_EVICTED_raw_caddf7c698d85742(void);
+extern swig_type_5 _wrap_dsgd_status_name_raw_caddf7c698d85742(swig_intgo arg1);
+extern swig_intgo _wrap_dsgd_error_code_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_error_rank_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_6 _wrap_dsgd_error_host_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_7 _wrap_dsgd_error_operation_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_8 _wrap_dsgd_error_parameter_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_9 _wrap_dsgd_error_message_raw_caddf7c698d85742(uintptr_t arg1);
+extern void _wrap_dsgd_error_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_config_new_raw_caddf7c698d85742(void);
+extern void _wrap_dsgd_config_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_config_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_10 arg2, swig_type_11 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_config_load_raw_caddf7c698d85742(uintptr_t arg1, swig_type_12 arg2, swig_voidp arg3);
+extern swig_type_13 _wrap_dsgd_config_value_raw_caddf7c698d85742(uintptr_t arg1, swig_type_14 arg2);
+extern swig_type_15 _wrap_dsgd_config_key_name_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_16 _wrap_dsgd_config_key_Xtype_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_17 _wrap_dsgd_config_key_default_value_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_18 _wrap_dsgd_config_key_Xrange_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_19 _wrap_dsgd_config_key_help_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_20 _wrap_dsgd_config_key_environment_get_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_new_dsgd_config_key_raw_caddf7c698d85742(void);
+extern void _wrap_delete_dsgd_config_key_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_21 _wrap_dsgd_config_key_count_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_config_key_at_raw_caddf7c698d85742(swig_type_22 arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_DSGD_LOG_ERROR_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_LOG_WARNING_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_LOG_INFO_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_LOG_DEBUG_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_log_record_level_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_23 _wrap_dsgd_log_record_message_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_24 _wrap_dsgd_log_record_time_ns_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_25 _wrap_dsgd_log_record_session_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_log_record_rank_raw_caddf7c698d85742(uintptr_t arg1);
+extern void _wrap_dsgd_log_record_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_init_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_init_begin_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_close_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern void _wrap_dsgd_session_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_finalize_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_abort_raw_caddf7c698d85742(uintptr_t arg1, swig_type_26 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_rank_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_size_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_local_rank_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_local_size_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_27 _wrap_dsgd_view_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SESSION_JOINING_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_SESSION_TORN_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_SESSION_FAILED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_SESSION_CLOSED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_session_info_read_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_metrics_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern void _wrap_dsgd_text_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_trace_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_log_poll_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_log_fd_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_FLOAT32_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_FLOAT64_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_INT32_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_INT64_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_UINT8_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_FLOAT16_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_BFLOAT16_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_INT8_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_UINT64_raw_caddf7c698d85742(void);
+extern swig_type_28 _wrap_dsgd_dtype_size_raw_caddf7c698d85742(swig_intgo arg1);
+extern swig_intgo _wrap_DSGD_UNTRAINED_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_parameter_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_29 arg2, swig_intgo arg3, swig_type_30 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_parameter_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3);
+extern swig_type_32 _wrap_dsgd_parameter_name_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_33 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_34 _wrap_dsgd_replica_device_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_weight_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_bind_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_35 arg4, uintptr_t arg5, swig_type_36 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_alloc_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_memory_get_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
+extern uintptr_t _wrap_dsgd_memory_value_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_memory_gradient_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_37 _wrap_dsgd_memory_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
+extern void _wrap_dsgd_memory_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_bind_dlpack_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_export_dlpack_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_learning_rate_set_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3);
+extern double _wrap_dsgd_loss_scale_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_40 arg2, swig_type_41 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_start_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_step_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_step_begin_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_gradient_ready_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_gradients_ready_raw_caddf7c698d85742(uintptr_t arg1, swig_type_42 arg2, uintptr_t arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_stream_wait_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_gradient_absent_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_step_flush_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2);
+extern swig_intgo _wrap_dsgd_op_step_result_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_stop_request_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2);
+extern swig_type_43 _wrap_dsgd_op_id_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_op_user_data_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_op_wait_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_test_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_abort_raw_caddf7c698d85742(uintptr_t arg1, swig_type_44 arg2, swig_voidp arg3);
+extern void _wrap_dsgd_op_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_caddf7c698d85742(uintptr_t arg1, swig_type_45 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_fd_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SUM_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_MIN_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_MAX_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_PROD_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_DSGD_MEAN_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_allreduce_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_46 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_broadcast_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_47 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_allgather_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_51 arg4, uintptr_t arg5, swig_type_52 arg6, swig_type_53 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
+extern swig_intgo _wrap_dsgd_barrier_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_put_raw_caddf7c698d85742(uintptr_t arg1, swig_type_54 arg2, uintptr_t arg3, swig_type_55 arg4, swig_intgo arg5, swig_type_56 arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_object_get_raw_caddf7c698d85742(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_op_object_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_object_delete_raw_caddf7c698d85742(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern uintptr_t _wrap_dsgd_object_data_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_59 _wrap_dsgd_object_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_object_dtype_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_60 _wrap_dsgd_object_ndim_raw_caddf7c698d85742(uintptr_t arg1);
+extern uintptr_t _wrap_dsgd_object_shape_raw_caddf7c698d85742(uintptr_t arg1);
+extern void _wrap_dsgd_object_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_caddf7c698d85742(void);
+extern swig_intgo _wrap_dsgd_shard_new_raw_caddf7c698d85742(uintptr_t arg1, swig_type_61 arg2, swig_type_62 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_caddf7c698d85742(uintptr_t arg1, swig_type_63 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_seek_raw_caddf7c698d85742(uintptr_t arg1, swig_type_64 arg2, swig_type_65 arg3, swig_voidp arg4);
+extern swig_type_66 _wrap_dsgd_shard_position_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_next_raw_caddf7c698d85742(uintptr_t arg1, swig_type_67 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_68 _wrap_dsgd_shard_size_raw_caddf7c698d85742(uintptr_t arg1);
+extern void _wrap_dsgd_shard_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_69 _wrap_dsgd_shard_current_epoch_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(uintptr_t arg1, swig_type_70 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(uintptr_t arg1, swig_type_71 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_digest_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_head_start_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
+extern swig_type_72 _wrap_dsgd_head_address_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_head_wait_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
+extern void _wrap_dsgd_head_free_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_job_status_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_job_scale_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_intgo arg3, swig_voidp arg4);
 #undef intgo
 */
 import "C"
@@ -302,19 +312,22 @@ type _ sync.Mutex
 
 // StepResult is dsgd_step_result, field by field.
 type StepResult struct {
-	StructSize   uint64
-	Step         int64
-	View         int64
-	Size         int32
-	Applied      int32
-	AllDone      int32
-	Stop         int32
-	Weight       float64
-	GradientNorm float64
+	StructSize    uint64
+	Step          int64
+	View          int64
+	Size          int32
+	Applied       int32
+	AllDone       int32
+	Stop          int32
+	Weight        float64
+	GradientNorm  float64
+	Nonfinite     int64
+	NonfiniteRank int32
+	Skipped       int32
 }
 
 // NewStepResult has defaults and its size filled in, as dsgd_step_result_init would.
-func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{}))} }
+func NewStepResult() StepResult { return StepResult{StructSize: uint64(unsafe.Sizeof(StepResult{})), NonfiniteRank: -1} }
 
 // SessionInfo is dsgd_session_info, field by field.
 type SessionInfo struct {
@@ -339,6 +352,7 @@ type OpOptions struct {
 	UserData  uintptr // must not be the address of Go memory
 	TimeoutMS int32   // -1: step_timeout
 	Channel   uint32
+	Stream    uintptr // of a GPU
 }
 
 
@@ -352,20 +366,20 @@ func swigCopyString(s string) string {
 
 func Swig_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_Swig_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_Swig_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Swig_malloc(arg1 int) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_Swig_malloc_raw_0206f74cb374ae8e(C.swig_intgo(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_Swig_malloc_raw_caddf7c698d85742(C.swig_intgo(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_text_string(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_text_string_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_text_string_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -376,7 +390,7 @@ func Dsgd_config_has(arg1 uintptr, arg2 string) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_config_has_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_2)(unsafe.Pointer(&_swig_i_1))))
+	swig_r = (int)(C._wrap_dsgd_config_has_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_2)(unsafe.Pointer(&_swig_i_1))))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -388,13 +402,13 @@ const DSGD_VERSION_MINOR int = 0
 const DSGD_VERSION_PATCH int = 0
 func Dsgd_version() (_swig_ret uint) {
 	var swig_r uint
-	swig_r = (uint)(C._wrap_dsgd_version_raw_0206f74cb374ae8e())
+	swig_r = (uint)(C._wrap_dsgd_version_raw_caddf7c698d85742())
 	return swig_r
 }
 
 func Dsgd_version_string() (_swig_ret string) {
 	var swig_r string
-	swig_r_p := C._wrap_dsgd_version_string_raw_0206f74cb374ae8e()
+	swig_r_p := C._wrap_dsgd_version_string_raw_caddf7c698d85742()
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -404,7 +418,7 @@ func Dsgd_version_string() (_swig_ret string) {
 func Dsgd_capability(arg1 string) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_capability_raw_0206f74cb374ae8e(*(*C.swig_type_4)(unsafe.Pointer(&_swig_i_0))))
+	swig_r = (int)(C._wrap_dsgd_capability_raw_caddf7c698d85742(*(*C.swig_type_4)(unsafe.Pointer(&_swig_i_0))))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg1
 	}
@@ -414,176 +428,190 @@ func Dsgd_capability(arg1 string) (_swig_ret int) {
 type Dsgd_status int
 func _swig_getDSGD_OK() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_OK_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_OK_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_OK Dsgd_status = _swig_getDSGD_OK()
 func _swig_getDSGD_ERR_INVALID_ARGUMENT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INVALID_ARGUMENT_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INVALID_ARGUMENT_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_INVALID_ARGUMENT Dsgd_status = _swig_getDSGD_ERR_INVALID_ARGUMENT()
 func _swig_getDSGD_ERR_STATE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_STATE_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_STATE_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_STATE Dsgd_status = _swig_getDSGD_ERR_STATE()
 func _swig_getDSGD_ERR_CLOSED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CLOSED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CLOSED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_CLOSED Dsgd_status = _swig_getDSGD_ERR_CLOSED()
 func _swig_getDSGD_ERR_FORKED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_FORKED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_FORKED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_FORKED Dsgd_status = _swig_getDSGD_ERR_FORKED()
 func _swig_getDSGD_ERR_TIMEOUT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TIMEOUT_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TIMEOUT_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_TIMEOUT Dsgd_status = _swig_getDSGD_ERR_TIMEOUT()
 func _swig_getDSGD_ERR_WAIT_TIMEOUT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WAIT_TIMEOUT_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WAIT_TIMEOUT_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_WAIT_TIMEOUT Dsgd_status = _swig_getDSGD_ERR_WAIT_TIMEOUT()
 func _swig_getDSGD_ERR_ABORTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ABORTED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ABORTED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_ABORTED Dsgd_status = _swig_getDSGD_ERR_ABORTED()
 func _swig_getDSGD_ERR_WORKER_LOST() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WORKER_LOST_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_WORKER_LOST_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_WORKER_LOST Dsgd_status = _swig_getDSGD_ERR_WORKER_LOST()
 func _swig_getDSGD_ERR_MISMATCH() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_MISMATCH_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_MISMATCH_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_MISMATCH Dsgd_status = _swig_getDSGD_ERR_MISMATCH()
 func _swig_getDSGD_ERR_NOT_FOUND() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NOT_FOUND_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NOT_FOUND_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_NOT_FOUND Dsgd_status = _swig_getDSGD_ERR_NOT_FOUND()
 func _swig_getDSGD_ERR_EXISTS() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_EXISTS_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_EXISTS_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_EXISTS Dsgd_status = _swig_getDSGD_ERR_EXISTS()
 func _swig_getDSGD_ERR_UNAUTHORIZED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNAUTHORIZED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNAUTHORIZED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_UNAUTHORIZED Dsgd_status = _swig_getDSGD_ERR_UNAUTHORIZED()
 func _swig_getDSGD_ERR_UNREACHABLE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNREACHABLE_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNREACHABLE_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_UNREACHABLE Dsgd_status = _swig_getDSGD_ERR_UNREACHABLE()
 func _swig_getDSGD_ERR_ADDRESS_IN_USE() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ADDRESS_IN_USE_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_ADDRESS_IN_USE_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_ADDRESS_IN_USE Dsgd_status = _swig_getDSGD_ERR_ADDRESS_IN_USE()
 func _swig_getDSGD_ERR_NO_MEMORY() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NO_MEMORY_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NO_MEMORY_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_NO_MEMORY Dsgd_status = _swig_getDSGD_ERR_NO_MEMORY()
 func _swig_getDSGD_ERR_LIMIT() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_LIMIT_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_LIMIT_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_LIMIT Dsgd_status = _swig_getDSGD_ERR_LIMIT()
 func _swig_getDSGD_ERR_IO() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_IO_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_IO_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_IO Dsgd_status = _swig_getDSGD_ERR_IO()
 func _swig_getDSGD_ERR_UNSUPPORTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNSUPPORTED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_UNSUPPORTED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_UNSUPPORTED Dsgd_status = _swig_getDSGD_ERR_UNSUPPORTED()
 func _swig_getDSGD_ERR_TORN() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TORN_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_TORN_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_TORN Dsgd_status = _swig_getDSGD_ERR_TORN()
 func _swig_getDSGD_ERR_INTERNAL() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INTERNAL_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_INTERNAL_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_INTERNAL Dsgd_status = _swig_getDSGD_ERR_INTERNAL()
 func _swig_getDSGD_ERR_DIVERGED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_DIVERGED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_DIVERGED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_DIVERGED Dsgd_status = _swig_getDSGD_ERR_DIVERGED()
 func _swig_getDSGD_ERR_CORRUPTED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CORRUPTED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_CORRUPTED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_CORRUPTED Dsgd_status = _swig_getDSGD_ERR_CORRUPTED()
 func _swig_getDSGD_ERR_VIEW_CHANGED() (_swig_ret Dsgd_status) {
 	var swig_r Dsgd_status
-	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_VIEW_CHANGED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_VIEW_CHANGED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_ERR_VIEW_CHANGED Dsgd_status = _swig_getDSGD_ERR_VIEW_CHANGED()
+func _swig_getDSGD_ERR_NON_FINITE() (_swig_ret Dsgd_status) {
+	var swig_r Dsgd_status
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_NON_FINITE_raw_caddf7c698d85742())
+	return swig_r
+}
+
+var DSGD_ERR_NON_FINITE Dsgd_status = _swig_getDSGD_ERR_NON_FINITE()
+func _swig_getDSGD_ERR_EVICTED() (_swig_ret Dsgd_status) {
+	var swig_r Dsgd_status
+	swig_r = (Dsgd_status)(C._wrap_DSGD_ERR_EVICTED_raw_caddf7c698d85742())
+	return swig_r
+}
+
+var DSGD_ERR_EVICTED Dsgd_status = _swig_getDSGD_ERR_EVICTED()
 func Dsgd_status_name(arg1 int) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_status_name_raw_0206f74cb374ae8e(C.swig_intgo(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_status_name_raw_caddf7c698d85742(C.swig_intgo(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -593,21 +621,21 @@ func Dsgd_status_name(arg1 int) (_swig_ret string) {
 func Dsgd_error_code(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_error_code_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_error_code_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_error_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_error_rank_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_error_rank_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_error_host(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_host_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_host_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -617,7 +645,7 @@ func Dsgd_error_host(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_operation(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_operation_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_operation_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -627,7 +655,7 @@ func Dsgd_error_operation(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_parameter(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_parameter_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_parameter_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -637,7 +665,7 @@ func Dsgd_error_parameter(arg1 uintptr) (_swig_ret string) {
 func Dsgd_error_message(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_error_message_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_error_message_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -646,18 +674,18 @@ func Dsgd_error_message(arg1 uintptr) (_swig_ret string) {
 
 func Dsgd_error_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_error_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_error_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_config_new() (_swig_ret uintptr) {
 	var swig_r uintptr
-	swig_r = (uintptr)(C._wrap_dsgd_config_new_raw_0206f74cb374ae8e())
+	swig_r = (uintptr)(C._wrap_dsgd_config_new_raw_caddf7c698d85742())
 	return swig_r
 }
 
 func Dsgd_config_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_config_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_config_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_config_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_swig_ret int) {
@@ -666,7 +694,7 @@ func Dsgd_config_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_config_set_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_11)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_config_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_10)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_11)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -681,7 +709,7 @@ func Dsgd_config_load(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_load_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_12)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_load_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_12)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -692,7 +720,7 @@ func Dsgd_config_value(arg1 uintptr, arg2 string) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r_p := C._wrap_dsgd_config_value_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_14)(unsafe.Pointer(&_swig_i_1)))
+	swig_r_p := C._wrap_dsgd_config_value_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_14)(unsafe.Pointer(&_swig_i_1)))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
@@ -714,7 +742,7 @@ func (p SwigcptrDsgd_config_key) SwigIsDsgd_config_key() {
 func (arg1 SwigcptrDsgd_config_key) GetName() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_name_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_name_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -724,7 +752,7 @@ func (arg1 SwigcptrDsgd_config_key) GetName() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetXtype() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_Xtype_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_Xtype_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -734,7 +762,7 @@ func (arg1 SwigcptrDsgd_config_key) GetXtype() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetDefault_value() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_default_value_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_default_value_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -744,7 +772,7 @@ func (arg1 SwigcptrDsgd_config_key) GetDefault_value() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetXrange() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_Xrange_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_Xrange_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -754,7 +782,7 @@ func (arg1 SwigcptrDsgd_config_key) GetXrange() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetHelp() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_help_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_help_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -764,7 +792,7 @@ func (arg1 SwigcptrDsgd_config_key) GetHelp() (_swig_ret string) {
 func (arg1 SwigcptrDsgd_config_key) GetEnvironment() (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_config_key_environment_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_config_key_environment_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -773,13 +801,13 @@ func (arg1 SwigcptrDsgd_config_key) GetEnvironment() (_swig_ret string) {
 
 func NewDsgd_config_key() (_swig_ret Dsgd_config_key) {
 	var swig_r Dsgd_config_key
-	swig_r = (Dsgd_config_key)(SwigcptrDsgd_config_key(C._wrap_new_dsgd_config_key_raw_0206f74cb374ae8e()))
+	swig_r = (Dsgd_config_key)(SwigcptrDsgd_config_key(C._wrap_new_dsgd_config_key_raw_caddf7c698d85742()))
 	return swig_r
 }
 
 func DeleteDsgd_config_key(arg1 Dsgd_config_key) {
 	_swig_i_0 := getSwigcptr(arg1)
-	C._wrap_delete_dsgd_config_key_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_delete_dsgd_config_key_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 type Dsgd_config_key interface {
@@ -795,7 +823,7 @@ type Dsgd_config_key interface {
 
 func Dsgd_config_key_count() (_swig_ret int64) {
 	var swig_r int64
-	swig_r = (int64)(C._wrap_dsgd_config_key_count_raw_0206f74cb374ae8e())
+	swig_r = (int64)(C._wrap_dsgd_config_key_count_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -804,35 +832,35 @@ func Dsgd_config_key_at(arg1 int64, arg2 uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_0206f74cb374ae8e(C.swig_type_22(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_config_key_at_raw_caddf7c698d85742(C.swig_type_22(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 type Dsgd_log_level int
 func _swig_getDSGD_LOG_ERROR() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_ERROR_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_ERROR_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_LOG_ERROR Dsgd_log_level = _swig_getDSGD_LOG_ERROR()
 func _swig_getDSGD_LOG_WARNING() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_WARNING_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_WARNING_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_LOG_WARNING Dsgd_log_level = _swig_getDSGD_LOG_WARNING()
 func _swig_getDSGD_LOG_INFO() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_INFO_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_INFO_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_LOG_INFO Dsgd_log_level = _swig_getDSGD_LOG_INFO()
 func _swig_getDSGD_LOG_DEBUG() (_swig_ret Dsgd_log_level) {
 	var swig_r Dsgd_log_level
-	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_DEBUG_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_log_level)(C._wrap_DSGD_LOG_DEBUG_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -840,14 +868,14 @@ var DSGD_LOG_DEBUG Dsgd_log_level = _swig_getDSGD_LOG_DEBUG()
 func Dsgd_log_record_level(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_record_level_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_log_record_message_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_log_record_message_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -857,27 +885,27 @@ func Dsgd_log_record_message(arg1 uintptr) (_swig_ret string) {
 func Dsgd_log_record_time_ns(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_log_record_time_ns_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_log_record_time_ns_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_session(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_log_record_session_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_log_record_session_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_record_rank_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_record_rank_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_log_record_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_log_record_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_log_record_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 const DSGD_CHANNELS int = 4
@@ -886,7 +914,7 @@ func Dsgd_init(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_init_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_init_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -897,7 +925,7 @@ func Dsgd_init_begin(arg1 uintptr, arg2 *OpOptions, arg3 *uintptr, arg4 *uintptr
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_init_begin_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_init_begin_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -906,19 +934,19 @@ func Dsgd_close(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_close_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_close_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_session_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_session_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_session_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_finalize(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_finalize_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_finalize_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -927,7 +955,7 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_abort_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_26)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_abort_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_26)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -937,77 +965,77 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 func Dsgd_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_rank_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_rank_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_size(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_size_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_size_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_local_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_local_rank_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_local_rank_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_local_size(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_local_size_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_local_size_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_view(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_view_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_view_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_session_state int
 func _swig_getDSGD_SESSION_JOINING() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINING_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SESSION_JOINING Dsgd_session_state = _swig_getDSGD_SESSION_JOINING()
 func _swig_getDSGD_SESSION_JOINED() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_JOINED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SESSION_JOINED Dsgd_session_state = _swig_getDSGD_SESSION_JOINED()
 func _swig_getDSGD_SESSION_STARTED() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_STARTED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SESSION_STARTED Dsgd_session_state = _swig_getDSGD_SESSION_STARTED()
 func _swig_getDSGD_SESSION_TORN() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_TORN_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SESSION_TORN Dsgd_session_state = _swig_getDSGD_SESSION_TORN()
 func _swig_getDSGD_SESSION_FAILED() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_FAILED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_FAILED_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SESSION_FAILED Dsgd_session_state = _swig_getDSGD_SESSION_FAILED()
 func _swig_getDSGD_SESSION_CLOSED() (_swig_ret Dsgd_session_state) {
 	var swig_r Dsgd_session_state
-	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_session_state)(C._wrap_DSGD_SESSION_CLOSED_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -1017,7 +1045,7 @@ func Dsgd_session_info_read(arg1 uintptr, arg2 *SessionInfo, arg3 *uintptr) (_sw
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_session_info_read_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1026,13 +1054,13 @@ func Dsgd_metrics(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_metrics_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_metrics_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_text_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_text_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_text_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_trace(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
@@ -1040,7 +1068,7 @@ func Dsgd_trace(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_trace_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_trace_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1050,77 +1078,77 @@ func Dsgd_log_poll(arg1 uintptr, arg2 int, arg3 *uintptr, arg4 *uintptr) (_swig_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_log_poll_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_log_poll_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
 func Dsgd_log_fd(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_log_fd_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_log_fd_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_dtype int
 func _swig_getDSGD_FLOAT32() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT32_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_FLOAT32 Dsgd_dtype = _swig_getDSGD_FLOAT32()
 func _swig_getDSGD_FLOAT64() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT64_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT64_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_FLOAT64 Dsgd_dtype = _swig_getDSGD_FLOAT64()
 func _swig_getDSGD_INT32() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT32_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT32_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_INT32 Dsgd_dtype = _swig_getDSGD_INT32()
 func _swig_getDSGD_INT64() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT64_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT64_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_INT64 Dsgd_dtype = _swig_getDSGD_INT64()
 func _swig_getDSGD_UINT8() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT8_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT8_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_UINT8 Dsgd_dtype = _swig_getDSGD_UINT8()
 func _swig_getDSGD_FLOAT16() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT16_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_FLOAT16_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_FLOAT16 Dsgd_dtype = _swig_getDSGD_FLOAT16()
 func _swig_getDSGD_BFLOAT16() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_BFLOAT16_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_BFLOAT16_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_BFLOAT16 Dsgd_dtype = _swig_getDSGD_BFLOAT16()
 func _swig_getDSGD_INT8() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT8_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_INT8_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_INT8 Dsgd_dtype = _swig_getDSGD_INT8()
 func _swig_getDSGD_UINT64() (_swig_ret Dsgd_dtype) {
 	var swig_r Dsgd_dtype
-	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT64_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_dtype)(C._wrap_DSGD_UINT64_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -1128,14 +1156,14 @@ var DSGD_UINT64 Dsgd_dtype = _swig_getDSGD_UINT64()
 func Dsgd_dtype_size(arg1 int) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_dtype_size_raw_0206f74cb374ae8e(C.swig_intgo(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_dtype_size_raw_caddf7c698d85742(C.swig_intgo(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_parameter_flag int
 func _swig_getDSGD_UNTRAINED() (_swig_ret Dsgd_parameter_flag) {
 	var swig_r Dsgd_parameter_flag
-	swig_r = (Dsgd_parameter_flag)(C._wrap_DSGD_UNTRAINED_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_parameter_flag)(C._wrap_DSGD_UNTRAINED_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -1149,7 +1177,7 @@ func Dsgd_parameter_add(arg1 uintptr, arg2 string, arg3 int, arg4 []int64, arg5 
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_30)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_30)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1164,7 +1192,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1174,7 +1202,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 func Dsgd_parameter_name(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_parameter_name_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_parameter_name_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1187,7 +1215,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_replica_add_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_33)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_replica_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_33)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1197,7 +1225,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 func Dsgd_replica_device(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_replica_device_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_replica_device_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1209,7 +1237,7 @@ func Dsgd_replica_weight(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_ret i
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_replica_weight_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_replica_weight_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1222,7 +1250,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_35(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_36(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_35(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_36(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1233,7 +1261,7 @@ func Dsgd_alloc(arg1 uintptr, arg2 uintptr, arg3 *unsafe.Pointer, arg4 *unsafe.P
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_alloc_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_alloc_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1243,34 +1271,34 @@ func Dsgd_memory_get(arg1 uintptr, arg2 uintptr, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_memory_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_memory_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
 func Dsgd_memory_value(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_memory_value_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_memory_value_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_gradient(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_memory_gradient_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_memory_gradient_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_nbytes(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_memory_nbytes_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_memory_nbytes_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_memory_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_memory_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_memory_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_bind_dlpack(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5 *uintptr) (_swig_ret int) {
@@ -1280,7 +1308,7 @@ func Dsgd_bind_dlpack(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, ar
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_bind_dlpack_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_bind_dlpack_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1291,7 +1319,7 @@ func Dsgd_export_dlpack(arg1 uintptr, arg2 uintptr, arg3 *unsafe.Pointer, arg4 *
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_export_dlpack_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_export_dlpack_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1301,7 +1329,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1316,14 +1344,14 @@ func Dsgd_learning_rate_set(arg1 uintptr, arg2 float64, arg3 *uintptr) (_swig_re
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_learning_rate_set_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_learning_rate_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_loss_scale(arg1 uintptr) (_swig_ret float64) {
 	var swig_r float64
 	_swig_i_0 := arg1
-	swig_r = (float64)(C._wrap_dsgd_loss_scale_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (float64)(C._wrap_dsgd_loss_scale_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1335,7 +1363,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *OpOptions, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_40)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_40)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1351,7 +1379,7 @@ func Dsgd_start(arg1 uintptr, arg2 *OpOptions, arg3 *uintptr, arg4 *uintptr) (_s
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_start_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_start_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1361,7 +1389,7 @@ func Dsgd_step(arg1 uintptr, arg2 float64, arg3 *StepResult, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_step_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_step_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1372,7 +1400,7 @@ func Dsgd_step_begin(arg1 uintptr, arg2 float64, arg3 *OpOptions, arg4 *uintptr,
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_step_begin_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_step_begin_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.double(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1382,7 +1410,7 @@ func Dsgd_gradient_ready(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 *uintptr
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_gradient_ready_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_gradient_ready_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1392,7 +1420,7 @@ func Dsgd_gradients_ready(arg1 uintptr, arg2 []uintptr, arg3 uintptr, arg4 *uint
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_gradients_ready_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_gradients_ready_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1404,7 +1432,7 @@ func Dsgd_stream_wait(arg1 uintptr, arg2 uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_stream_wait_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_stream_wait_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1413,7 +1441,7 @@ func Dsgd_gradient_absent(arg1 uintptr, arg2 uintptr, arg3 *uintptr) (_swig_ret 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_gradient_absent_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_gradient_absent_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1421,7 +1449,7 @@ func Dsgd_step_flush(arg1 uintptr, arg2 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_step_flush_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
+	swig_r = (int)(C._wrap_dsgd_step_flush_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
 	return swig_r
 }
 
@@ -1430,7 +1458,7 @@ func Dsgd_op_step_result(arg1 uintptr, arg2 *StepResult, arg3 *uintptr) (_swig_r
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_step_result_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_step_result_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1438,21 +1466,21 @@ func Dsgd_stop_request(arg1 uintptr, arg2 *uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	swig_r = (int)(C._wrap_dsgd_stop_request_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
+	swig_r = (int)(C._wrap_dsgd_stop_request_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1)))
 	return swig_r
 }
 
 func Dsgd_op_id(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_op_id_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_op_id_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_op_user_data(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_op_user_data_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_op_user_data_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1461,7 +1489,7 @@ func Dsgd_op_wait(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_wait_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_wait_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1470,7 +1498,7 @@ func Dsgd_op_test(arg1 uintptr, arg2 *int32, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_test_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_test_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1479,7 +1507,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_abort_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_44)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_abort_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_44)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1488,7 +1516,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 
 func Dsgd_op_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_op_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_op_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 *uintptr) (_swig_ret int) {
@@ -1498,7 +1526,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_45)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_45)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1508,42 +1536,42 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 func Dsgd_queue_fd(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_queue_fd_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_queue_fd_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 type Dsgd_reduction int
 func _swig_getDSGD_SUM() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_SUM_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_SUM_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_SUM Dsgd_reduction = _swig_getDSGD_SUM()
 func _swig_getDSGD_MIN() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MIN_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MIN_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_MIN Dsgd_reduction = _swig_getDSGD_MIN()
 func _swig_getDSGD_MAX() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MAX_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MAX_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_MAX Dsgd_reduction = _swig_getDSGD_MAX()
 func _swig_getDSGD_PROD() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_PROD_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_PROD_raw_caddf7c698d85742())
 	return swig_r
 }
 
 var DSGD_PROD Dsgd_reduction = _swig_getDSGD_PROD()
 func _swig_getDSGD_MEAN() (_swig_ret Dsgd_reduction) {
 	var swig_r Dsgd_reduction
-	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MEAN_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_reduction)(C._wrap_DSGD_MEAN_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -1560,7 +1588,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_46(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_46(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	return swig_r
 }
 
@@ -1575,7 +1603,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_47(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_47(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	return swig_r
 }
 
@@ -1592,7 +1620,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1613,7 +1641,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
 	_swig_i_11 := arg12
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_51(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_52(_swig_i_5), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_51(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_52(_swig_i_5), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1627,7 +1655,7 @@ func Dsgd_barrier(arg1 uintptr, arg2 uintptr, arg3 *OpOptions, arg4 *uintptr, ar
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_barrier_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_barrier_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	return swig_r
 }
 
@@ -1642,7 +1670,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_55(_swig_i_3), C.swig_intgo(_swig_i_4), *(*C.swig_type_56)(unsafe.Pointer(&_swig_i_5)), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_55(_swig_i_3), C.swig_intgo(_swig_i_4), *(*C.swig_type_56)(unsafe.Pointer(&_swig_i_5)), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1660,7 +1688,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1672,7 +1700,7 @@ func Dsgd_op_object(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_object_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_object_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1683,7 +1711,7 @@ func Dsgd_object_delete(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintpt
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_delete_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_58)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_delete_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_58)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1693,47 +1721,47 @@ func Dsgd_object_delete(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintpt
 func Dsgd_object_data(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_object_data_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_object_data_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_nbytes(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_object_nbytes_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_object_nbytes_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_dtype(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
-	swig_r = (int)(C._wrap_dsgd_object_dtype_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int)(C._wrap_dsgd_object_dtype_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_ndim(arg1 uintptr) (_swig_ret int64) {
 	var swig_r int64
 	_swig_i_0 := arg1
-	swig_r = (int64)(C._wrap_dsgd_object_ndim_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (int64)(C._wrap_dsgd_object_ndim_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_shape(arg1 uintptr) (_swig_ret uintptr) {
 	var swig_r uintptr
 	_swig_i_0 := arg1
-	swig_r = (uintptr)(C._wrap_dsgd_object_shape_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uintptr)(C._wrap_dsgd_object_shape_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_object_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_object_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_object_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 }
 
 type Dsgd_shard_flag int
 func _swig_getDSGD_SHARD_SEQUENTIAL() (_swig_ret Dsgd_shard_flag) {
 	var swig_r Dsgd_shard_flag
-	swig_r = (Dsgd_shard_flag)(C._wrap_DSGD_SHARD_SEQUENTIAL_raw_0206f74cb374ae8e())
+	swig_r = (Dsgd_shard_flag)(C._wrap_DSGD_SHARD_SEQUENTIAL_raw_caddf7c698d85742())
 	return swig_r
 }
 
@@ -1746,7 +1774,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_type_61(_swig_i_1), C.swig_type_62(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_61(_swig_i_1), C.swig_type_62(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1755,7 +1783,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_type_63(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_63(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1765,14 +1793,14 @@ func Dsgd_shard_seek(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_type_64(_swig_i_1), C.swig_type_65(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_64(_swig_i_1), C.swig_type_65(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
 func Dsgd_shard_position(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_shard_position_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_shard_position_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -1782,7 +1810,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), *(*C.swig_type_67)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_67)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1792,13 +1820,48 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 func Dsgd_shard_size(arg1 uintptr) (_swig_ret uint64) {
 	var swig_r uint64
 	_swig_i_0 := arg1
-	swig_r = (uint64)(C._wrap_dsgd_shard_size_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0)))
+	swig_r = (uint64)(C._wrap_dsgd_shard_size_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
 func Dsgd_shard_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_shard_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_shard_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
+}
+
+func Dsgd_shard_current_epoch(arg1 uintptr) (_swig_ret uint64) {
+	var swig_r uint64
+	_swig_i_0 := arg1
+	swig_r = (uint64)(C._wrap_dsgd_shard_current_epoch_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0)))
+	return swig_r
+}
+
+func Dsgd_checkpoint_save(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, arg5 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	_swig_i_3 := arg4
+	_swig_i_4 := arg5
+	swig_r = (int)(C._wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_70)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	if Swig_escape_always_false {
+		Swig_escape_val = arg2
+	}
+	return swig_r
+}
+
+func Dsgd_checkpoint_load(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, arg5 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	_swig_i_3 := arg4
+	_swig_i_4 := arg5
+	swig_r = (int)(C._wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_71)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	if Swig_escape_always_false {
+		Swig_escape_val = arg2
+	}
+	return swig_r
 }
 
 func Dsgd_digest(arg1 uintptr, arg2 *uint64, arg3 *uintptr) (_swig_ret int) {
@@ -1806,7 +1869,7 @@ func Dsgd_digest(arg1 uintptr, arg2 *uint64, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_digest_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_digest_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1815,14 +1878,14 @@ func Dsgd_head_start(arg1 uintptr, arg2 *uintptr, arg3 *uintptr) (_swig_ret int)
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_head_start_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_head_start_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_voidp(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_head_address(arg1 uintptr) (_swig_ret string) {
 	var swig_r string
 	_swig_i_0 := arg1
-	swig_r_p := C._wrap_dsgd_head_address_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	swig_r_p := C._wrap_dsgd_head_address_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
 	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
 	var swig_r_1 string
  swig_r_1 = swigCopyString(swig_r)
@@ -1834,13 +1897,33 @@ func Dsgd_head_wait(arg1 uintptr, arg2 int, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_head_wait_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_head_wait_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
 func Dsgd_head_free(arg1 uintptr) {
 	_swig_i_0 := arg1
-	C._wrap_dsgd_head_free_raw_0206f74cb374ae8e(C.uintptr_t(_swig_i_0))
+	C._wrap_dsgd_head_free_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0))
+}
+
+func Dsgd_job_status(arg1 uintptr, arg2 int, arg3 *uintptr, arg4 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	_swig_i_3 := arg4
+	swig_r = (int)(C._wrap_dsgd_job_status_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	return swig_r
+}
+
+func Dsgd_job_scale(arg1 uintptr, arg2 int, arg3 int, arg4 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	_swig_i_3 := arg4
+	swig_r = (int)(C._wrap_dsgd_job_scale_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_intgo(_swig_i_1), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	return swig_r
 }
 
 

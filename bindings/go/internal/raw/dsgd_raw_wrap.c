@@ -224,11 +224,12 @@ static void* Swig_malloc(int c) {
 
 /* StepResult in Go has this layout; a newer library's struct may go on behind it. Go's int and C's size_t and pointers are 64 bits wide here. */
 _Static_assert(sizeof(void *) == 8 && sizeof(size_t) == 8, "the Go binding is for 64-bit systems");
-_Static_assert(sizeof(dsgd_step_result) >= 56 && offsetof(dsgd_step_result, step) == 8 &&
+_Static_assert(sizeof(dsgd_step_result) >= 72 && offsetof(dsgd_step_result, step) == 8 &&
                    offsetof(dsgd_step_result, view) == 16 && offsetof(dsgd_step_result, size) == 24 &&
                    offsetof(dsgd_step_result, applied) == 28 && offsetof(dsgd_step_result, all_done) == 32 &&
                    offsetof(dsgd_step_result, stop) == 36 && offsetof(dsgd_step_result, weight) == 40 &&
-                   offsetof(dsgd_step_result, gradient_norm) == 48,
+                   offsetof(dsgd_step_result, gradient_norm) == 48 && offsetof(dsgd_step_result, nonfinite) == 56 &&
+                   offsetof(dsgd_step_result, nonfinite_rank) == 64 && offsetof(dsgd_step_result, skipped) == 68,
                "dsgd_step_result changed: change StepResult in dsgd_go.i with it");
 _Static_assert(sizeof(dsgd_session_info) >= 56 && offsetof(dsgd_session_info, id) == 8 &&
                    offsetof(dsgd_session_info, view) == 16 && offsetof(dsgd_session_info, steps) == 24 &&
@@ -242,6 +243,7 @@ typedef struct go_op_options {
   uintptr_t user_data;
   int32_t timeout_ms;
   uint32_t channel;
+  uintptr_t stream;
 } go_op_options;
 
 
@@ -285,7 +287,7 @@ SWIGINTERN void delete_dsgd_config_key(struct dsgd_config_key *self){ free(self)
 extern "C" {
 #endif
 
-void _wrap_Swig_free_raw_0206f74cb374ae8e(void *_swig_go_0) {
+void _wrap_Swig_free_raw_caddf7c698d85742(void *_swig_go_0) {
   void *arg1 = 0 ;
 
   arg1 = *(void **)&_swig_go_0;
@@ -295,7 +297,7 @@ void _wrap_Swig_free_raw_0206f74cb374ae8e(void *_swig_go_0) {
 }
 
 
-void *_wrap_Swig_malloc_raw_0206f74cb374ae8e(intgo _swig_go_0) {
+void *_wrap_Swig_malloc_raw_caddf7c698d85742(intgo _swig_go_0) {
   int arg1 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -308,7 +310,7 @@ void *_wrap_Swig_malloc_raw_0206f74cb374ae8e(intgo _swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_text_string_raw_0206f74cb374ae8e(char *_swig_go_0) {
+_gostring_ _wrap_dsgd_text_string_raw_caddf7c698d85742(char *_swig_go_0) {
   char *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -322,7 +324,7 @@ _gostring_ _wrap_dsgd_text_string_raw_0206f74cb374ae8e(char *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_has_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+intgo _wrap_dsgd_config_has_raw_caddf7c698d85742(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -344,7 +346,7 @@ intgo _wrap_dsgd_config_has_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_version_raw_0206f74cb374ae8e() {
+intgo _wrap_dsgd_version_raw_caddf7c698d85742() {
   uint32_t result;
   intgo _swig_go_result;
 
@@ -355,7 +357,7 @@ intgo _wrap_dsgd_version_raw_0206f74cb374ae8e() {
 }
 
 
-_gostring_ _wrap_dsgd_version_string_raw_0206f74cb374ae8e() {
+_gostring_ _wrap_dsgd_version_string_raw_caddf7c698d85742() {
   char *result = 0 ;
   _gostring_ _swig_go_result;
 
@@ -366,7 +368,7 @@ _gostring_ _wrap_dsgd_version_string_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_capability_raw_0206f74cb374ae8e(_gostring_ _swig_go_0) {
+intgo _wrap_dsgd_capability_raw_caddf7c698d85742(_gostring_ _swig_go_0) {
   char *arg1 = 0 ;
   char *temp1 ;
   int32_t result;
@@ -386,7 +388,7 @@ intgo _wrap_dsgd_capability_raw_0206f74cb374ae8e(_gostring_ _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_OK_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_OK_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -398,7 +400,7 @@ intgo _wrap_DSGD_OK_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -410,7 +412,7 @@ intgo _wrap_DSGD_ERR_INVALID_ARGUMENT_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_STATE_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_STATE_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -422,7 +424,7 @@ intgo _wrap_DSGD_ERR_STATE_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_CLOSED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_CLOSED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -434,7 +436,7 @@ intgo _wrap_DSGD_ERR_CLOSED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_FORKED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_FORKED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -446,7 +448,7 @@ intgo _wrap_DSGD_ERR_FORKED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_TIMEOUT_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_TIMEOUT_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -458,7 +460,7 @@ intgo _wrap_DSGD_ERR_TIMEOUT_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -470,7 +472,7 @@ intgo _wrap_DSGD_ERR_WAIT_TIMEOUT_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_ABORTED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_ABORTED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -482,7 +484,7 @@ intgo _wrap_DSGD_ERR_ABORTED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_WORKER_LOST_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_WORKER_LOST_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -494,7 +496,7 @@ intgo _wrap_DSGD_ERR_WORKER_LOST_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_MISMATCH_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_MISMATCH_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -506,7 +508,7 @@ intgo _wrap_DSGD_ERR_MISMATCH_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_NOT_FOUND_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_NOT_FOUND_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -518,7 +520,7 @@ intgo _wrap_DSGD_ERR_NOT_FOUND_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_EXISTS_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_EXISTS_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -530,7 +532,7 @@ intgo _wrap_DSGD_ERR_EXISTS_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -542,7 +544,7 @@ intgo _wrap_DSGD_ERR_UNAUTHORIZED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNREACHABLE_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_UNREACHABLE_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -554,7 +556,7 @@ intgo _wrap_DSGD_ERR_UNREACHABLE_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -566,7 +568,7 @@ intgo _wrap_DSGD_ERR_ADDRESS_IN_USE_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_NO_MEMORY_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_NO_MEMORY_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -578,7 +580,7 @@ intgo _wrap_DSGD_ERR_NO_MEMORY_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_LIMIT_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_LIMIT_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -590,7 +592,7 @@ intgo _wrap_DSGD_ERR_LIMIT_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_IO_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_IO_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -602,7 +604,7 @@ intgo _wrap_DSGD_ERR_IO_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -614,7 +616,7 @@ intgo _wrap_DSGD_ERR_UNSUPPORTED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_TORN_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_TORN_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -626,7 +628,7 @@ intgo _wrap_DSGD_ERR_TORN_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_INTERNAL_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_INTERNAL_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -638,7 +640,7 @@ intgo _wrap_DSGD_ERR_INTERNAL_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_DIVERGED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_DIVERGED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -650,7 +652,7 @@ intgo _wrap_DSGD_ERR_DIVERGED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_CORRUPTED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_CORRUPTED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -662,7 +664,7 @@ intgo _wrap_DSGD_ERR_CORRUPTED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_caddf7c698d85742() {
   enum dsgd_status result;
   intgo _swig_go_result;
 
@@ -674,7 +676,31 @@ intgo _wrap_DSGD_ERR_VIEW_CHANGED_raw_0206f74cb374ae8e() {
 }
 
 
-_gostring_ _wrap_dsgd_status_name_raw_0206f74cb374ae8e(intgo _swig_go_0) {
+intgo _wrap_DSGD_ERR_NON_FINITE_raw_caddf7c698d85742() {
+  enum dsgd_status result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_ERR_NON_FINITE;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_DSGD_ERR_EVICTED_raw_caddf7c698d85742() {
+  enum dsgd_status result;
+  intgo _swig_go_result;
+
+
+  result = DSGD_ERR_EVICTED;
+
+  _swig_go_result = (intgo)result;
+  return _swig_go_result;
+}
+
+
+_gostring_ _wrap_dsgd_status_name_raw_caddf7c698d85742(intgo _swig_go_0) {
   int32_t arg1 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -687,7 +713,7 @@ _gostring_ _wrap_dsgd_status_name_raw_0206f74cb374ae8e(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_code_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_code_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -700,7 +726,7 @@ intgo _wrap_dsgd_error_code_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_error_rank_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+intgo _wrap_dsgd_error_rank_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -713,7 +739,7 @@ intgo _wrap_dsgd_error_rank_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_host_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_host_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -726,7 +752,7 @@ _gostring_ _wrap_dsgd_error_host_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
 }
 
 
-_gostring_ _wrap_dsgd_error_operation_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_operation_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -739,7 +765,7 @@ _gostring_ _wrap_dsgd_error_operation_raw_0206f74cb374ae8e(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_parameter_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_parameter_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -752,7 +778,7 @@ _gostring_ _wrap_dsgd_error_parameter_raw_0206f74cb374ae8e(dsgd_error *_swig_go_
 }
 
 
-_gostring_ _wrap_dsgd_error_message_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+_gostring_ _wrap_dsgd_error_message_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -765,7 +791,7 @@ _gostring_ _wrap_dsgd_error_message_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0)
 }
 
 
-void _wrap_dsgd_error_free_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
+void _wrap_dsgd_error_free_raw_caddf7c698d85742(dsgd_error *_swig_go_0) {
   dsgd_error *arg1 = 0 ;
 
   arg1 = *(dsgd_error **)&_swig_go_0;
@@ -775,7 +801,7 @@ void _wrap_dsgd_error_free_raw_0206f74cb374ae8e(dsgd_error *_swig_go_0) {
 }
 
 
-dsgd_config *_wrap_dsgd_config_new_raw_0206f74cb374ae8e() {
+dsgd_config *_wrap_dsgd_config_new_raw_caddf7c698d85742() {
   dsgd_config *result = 0 ;
   dsgd_config *_swig_go_result;
 
@@ -786,7 +812,7 @@ dsgd_config *_wrap_dsgd_config_new_raw_0206f74cb374ae8e() {
 }
 
 
-void _wrap_dsgd_config_free_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0) {
+void _wrap_dsgd_config_free_raw_caddf7c698d85742(dsgd_config *_swig_go_0) {
   dsgd_config *arg1 = 0 ;
 
   arg1 = *(dsgd_config **)&_swig_go_0;
@@ -796,7 +822,7 @@ void _wrap_dsgd_config_free_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_config_set_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_config_set_raw_caddf7c698d85742(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -829,7 +855,7 @@ intgo _wrap_dsgd_config_set_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostr
 }
 
 
-intgo _wrap_dsgd_config_load_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_load_raw_caddf7c698d85742(dsgd_config *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -853,7 +879,7 @@ intgo _wrap_dsgd_config_load_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gost
 }
 
 
-_gostring_ _wrap_dsgd_config_value_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
+_gostring_ _wrap_dsgd_config_value_raw_caddf7c698d85742(dsgd_config *_swig_go_0, _gostring_ _swig_go_1) {
   dsgd_config *arg1 = 0 ;
   char *arg2 = 0 ;
   char *temp2 ;
@@ -875,7 +901,7 @@ _gostring_ _wrap_dsgd_config_value_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0,
 }
 
 
-_gostring_ _wrap_dsgd_config_key_name_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_name_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -888,7 +914,7 @@ _gostring_ _wrap_dsgd_config_key_name_get_raw_0206f74cb374ae8e(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xtype_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -901,7 +927,7 @@ _gostring_ _wrap_dsgd_config_key_Xtype_get_raw_0206f74cb374ae8e(struct dsgd_conf
 }
 
 
-_gostring_ _wrap_dsgd_config_key_default_value_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_default_value_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -914,7 +940,7 @@ _gostring_ _wrap_dsgd_config_key_default_value_get_raw_0206f74cb374ae8e(struct d
 }
 
 
-_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_Xrange_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -927,7 +953,7 @@ _gostring_ _wrap_dsgd_config_key_Xrange_get_raw_0206f74cb374ae8e(struct dsgd_con
 }
 
 
-_gostring_ _wrap_dsgd_config_key_help_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_help_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -940,7 +966,7 @@ _gostring_ _wrap_dsgd_config_key_help_get_raw_0206f74cb374ae8e(struct dsgd_confi
 }
 
 
-_gostring_ _wrap_dsgd_config_key_environment_get_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+_gostring_ _wrap_dsgd_config_key_environment_get_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -953,7 +979,7 @@ _gostring_ _wrap_dsgd_config_key_environment_get_raw_0206f74cb374ae8e(struct dsg
 }
 
 
-struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_0206f74cb374ae8e() {
+struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_caddf7c698d85742() {
   struct dsgd_config_key *result = 0 ;
   struct dsgd_config_key *_swig_go_result;
 
@@ -964,7 +990,7 @@ struct dsgd_config_key *_wrap_new_dsgd_config_key_raw_0206f74cb374ae8e() {
 }
 
 
-void _wrap_delete_dsgd_config_key_raw_0206f74cb374ae8e(struct dsgd_config_key *_swig_go_0) {
+void _wrap_delete_dsgd_config_key_raw_caddf7c698d85742(struct dsgd_config_key *_swig_go_0) {
   struct dsgd_config_key *arg1 = 0 ;
 
   arg1 = *(struct dsgd_config_key **)&_swig_go_0;
@@ -974,7 +1000,7 @@ void _wrap_delete_dsgd_config_key_raw_0206f74cb374ae8e(struct dsgd_config_key *_
 }
 
 
-long long _wrap_dsgd_config_key_count_raw_0206f74cb374ae8e() {
+long long _wrap_dsgd_config_key_count_raw_caddf7c698d85742() {
   size_t result;
   long long _swig_go_result;
 
@@ -985,7 +1011,7 @@ long long _wrap_dsgd_config_key_count_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_config_key_at_raw_0206f74cb374ae8e(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_config_key_at_raw_caddf7c698d85742(long long _swig_go_0, dsgd_config_key *_swig_go_1, dsgd_error **_swig_go_2) {
   size_t arg1 ;
   dsgd_config_key *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1002,7 +1028,7 @@ intgo _wrap_dsgd_config_key_at_raw_0206f74cb374ae8e(long long _swig_go_0, dsgd_c
 }
 
 
-intgo _wrap_DSGD_LOG_ERROR_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_LOG_ERROR_raw_caddf7c698d85742() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1014,7 +1040,7 @@ intgo _wrap_DSGD_LOG_ERROR_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_LOG_WARNING_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_LOG_WARNING_raw_caddf7c698d85742() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1026,7 +1052,7 @@ intgo _wrap_DSGD_LOG_WARNING_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_LOG_INFO_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_LOG_INFO_raw_caddf7c698d85742() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1038,7 +1064,7 @@ intgo _wrap_DSGD_LOG_INFO_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_LOG_DEBUG_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_LOG_DEBUG_raw_caddf7c698d85742() {
   enum dsgd_log_level result;
   intgo _swig_go_result;
 
@@ -1050,7 +1076,7 @@ intgo _wrap_DSGD_LOG_DEBUG_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_log_record_level_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_level_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1063,7 +1089,7 @@ intgo _wrap_dsgd_log_record_level_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go
 }
 
 
-_gostring_ _wrap_dsgd_log_record_message_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+_gostring_ _wrap_dsgd_log_record_message_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1076,7 +1102,7 @@ _gostring_ _wrap_dsgd_log_record_message_raw_0206f74cb374ae8e(dsgd_log_record *_
 }
 
 
-long long _wrap_dsgd_log_record_time_ns_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_time_ns_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1089,7 +1115,7 @@ long long _wrap_dsgd_log_record_time_ns_raw_0206f74cb374ae8e(dsgd_log_record *_s
 }
 
 
-long long _wrap_dsgd_log_record_session_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+long long _wrap_dsgd_log_record_session_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -1102,7 +1128,7 @@ long long _wrap_dsgd_log_record_session_raw_0206f74cb374ae8e(dsgd_log_record *_s
 }
 
 
-intgo _wrap_dsgd_log_record_rank_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+intgo _wrap_dsgd_log_record_rank_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1115,7 +1141,7 @@ intgo _wrap_dsgd_log_record_rank_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_
 }
 
 
-void _wrap_dsgd_log_record_free_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0) {
+void _wrap_dsgd_log_record_free_raw_caddf7c698d85742(dsgd_log_record *_swig_go_0) {
   dsgd_log_record *arg1 = 0 ;
 
   arg1 = *(dsgd_log_record **)&_swig_go_0;
@@ -1125,7 +1151,7 @@ void _wrap_dsgd_log_record_free_raw_0206f74cb374ae8e(dsgd_log_record *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_init_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_init_raw_caddf7c698d85742(dsgd_config *_swig_go_0, dsgd_session **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_session **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1142,7 +1168,7 @@ intgo _wrap_dsgd_init_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_session
 }
 
 
-intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_init_begin_raw_caddf7c698d85742(dsgd_config *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_session **_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_config *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_session **arg3 = 0 ;
@@ -1161,6 +1187,7 @@ intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_o
       options2.user_data = (void *)given->user_data;
       options2.timeout_ms = given->timeout_ms;
       options2.channel = given->channel;
+      options2.stream = (void *)given->stream;
       arg2 = &options2;
     }
   }
@@ -1174,7 +1201,7 @@ intgo _wrap_dsgd_init_begin_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_o
 }
 
 
-intgo _wrap_dsgd_close_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_close_raw_caddf7c698d85742(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1191,7 +1218,7 @@ intgo _wrap_dsgd_close_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swi
 }
 
 
-void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+void _wrap_dsgd_session_free_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
 
   arg1 = *(dsgd_session **)&_swig_go_0;
@@ -1201,7 +1228,7 @@ void _wrap_dsgd_session_free_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_finalize_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_finalize_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1214,7 +1241,7 @@ intgo _wrap_dsgd_finalize_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_abort_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_abort_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1241,7 +1268,7 @@ intgo _wrap_dsgd_abort_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_
 }
 
 
-intgo _wrap_dsgd_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_rank_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1254,7 +1281,7 @@ intgo _wrap_dsgd_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_size_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1267,7 +1294,7 @@ intgo _wrap_dsgd_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_rank_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1280,7 +1307,7 @@ intgo _wrap_dsgd_local_rank_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_local_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_local_size_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1293,7 +1320,7 @@ intgo _wrap_dsgd_local_size_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_view_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+long long _wrap_dsgd_view_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int64_t result;
   long long _swig_go_result;
@@ -1306,7 +1333,7 @@ long long _wrap_dsgd_view_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_JOINING_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1318,7 +1345,7 @@ intgo _wrap_DSGD_SESSION_JOINING_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_JOINED_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1330,7 +1357,7 @@ intgo _wrap_DSGD_SESSION_JOINED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_STARTED_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1342,7 +1369,7 @@ intgo _wrap_DSGD_SESSION_STARTED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_TORN_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1354,7 +1381,7 @@ intgo _wrap_DSGD_SESSION_TORN_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_SESSION_FAILED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_FAILED_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1366,7 +1393,7 @@ intgo _wrap_DSGD_SESSION_FAILED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SESSION_CLOSED_raw_caddf7c698d85742() {
   enum dsgd_session_state result;
   intgo _swig_go_result;
 
@@ -1378,7 +1405,7 @@ intgo _wrap_DSGD_SESSION_CLOSED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_session_info_read_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_session_info *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   dsgd_session_info *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1395,7 +1422,7 @@ intgo _wrap_dsgd_session_info_read_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0
 }
 
 
-intgo _wrap_dsgd_metrics_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_metrics_raw_caddf7c698d85742(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1412,7 +1439,7 @@ intgo _wrap_dsgd_metrics_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_
 }
 
 
-void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(char *_swig_go_0) {
+void _wrap_dsgd_text_free_raw_caddf7c698d85742(char *_swig_go_0) {
   char *arg1 = 0 ;
 
   arg1 = (char *)_swig_go_0;
@@ -1423,7 +1450,7 @@ void _wrap_dsgd_text_free_raw_0206f74cb374ae8e(char *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_trace_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_trace_raw_caddf7c698d85742(dsgd_session *_swig_go_0, char **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   char **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1440,7 +1467,7 @@ intgo _wrap_dsgd_trace_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, char **_sw
 }
 
 
-intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_log_poll_raw_caddf7c698d85742(dsgd_session *_swig_go_0, intgo _swig_go_1, dsgd_log_record **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_log_record **arg3 = 0 ;
@@ -1459,7 +1486,7 @@ intgo _wrap_dsgd_log_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, intgo _
 }
 
 
-intgo _wrap_dsgd_log_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_log_fd_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -1472,7 +1499,7 @@ intgo _wrap_dsgd_log_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_FLOAT32_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1484,7 +1511,7 @@ intgo _wrap_DSGD_FLOAT32_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_FLOAT64_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_FLOAT64_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1496,7 +1523,7 @@ intgo _wrap_DSGD_FLOAT64_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_INT32_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_INT32_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1508,7 +1535,7 @@ intgo _wrap_DSGD_INT32_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_INT64_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_INT64_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1520,7 +1547,7 @@ intgo _wrap_DSGD_INT64_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_UINT8_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_UINT8_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1532,7 +1559,7 @@ intgo _wrap_DSGD_UINT8_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_FLOAT16_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_FLOAT16_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1544,7 +1571,7 @@ intgo _wrap_DSGD_FLOAT16_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_BFLOAT16_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_BFLOAT16_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1556,7 +1583,7 @@ intgo _wrap_DSGD_BFLOAT16_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_INT8_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_INT8_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1568,7 +1595,7 @@ intgo _wrap_DSGD_INT8_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_UINT64_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_UINT64_raw_caddf7c698d85742() {
   enum dsgd_dtype result;
   intgo _swig_go_result;
 
@@ -1580,7 +1607,7 @@ intgo _wrap_DSGD_UINT64_raw_0206f74cb374ae8e() {
 }
 
 
-long long _wrap_dsgd_dtype_size_raw_0206f74cb374ae8e(intgo _swig_go_0) {
+long long _wrap_dsgd_dtype_size_raw_caddf7c698d85742(intgo _swig_go_0) {
   int32_t arg1 ;
   size_t result;
   long long _swig_go_result;
@@ -1593,7 +1620,7 @@ long long _wrap_dsgd_dtype_size_raw_0206f74cb374ae8e(intgo _swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_UNTRAINED_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_UNTRAINED_raw_caddf7c698d85742() {
   enum dsgd_parameter_flag result;
   intgo _swig_go_result;
 
@@ -1605,7 +1632,7 @@ intgo _wrap_DSGD_UNTRAINED_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_parameter_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_parameter_add_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, intgo _swig_go_2, _goslice_ _swig_go_3, intgo _swig_go_4, dsgd_parameter **_swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   int32_t arg3 ;
@@ -1638,7 +1665,7 @@ intgo _wrap_dsgd_parameter_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_parameter_set_raw_0206f74cb374ae8e(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_parameter_set_raw_caddf7c698d85742(dsgd_parameter *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_parameter *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -1665,7 +1692,7 @@ intgo _wrap_dsgd_parameter_set_raw_0206f74cb374ae8e(dsgd_parameter *_swig_go_0, 
 }
 
 
-_gostring_ _wrap_dsgd_parameter_name_raw_0206f74cb374ae8e(dsgd_parameter *_swig_go_0) {
+_gostring_ _wrap_dsgd_parameter_name_raw_caddf7c698d85742(dsgd_parameter *_swig_go_0) {
   dsgd_parameter *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1678,7 +1705,7 @@ _gostring_ _wrap_dsgd_parameter_name_raw_0206f74cb374ae8e(dsgd_parameter *_swig_
 }
 
 
-intgo _wrap_dsgd_replica_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_replica_add_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_replica **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_replica **arg3 = 0 ;
@@ -1707,7 +1734,7 @@ intgo _wrap_dsgd_replica_add_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gos
 }
 
 
-_gostring_ _wrap_dsgd_replica_device_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0) {
+_gostring_ _wrap_dsgd_replica_device_raw_caddf7c698d85742(dsgd_replica *_swig_go_0) {
   dsgd_replica *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -1720,7 +1747,7 @@ _gostring_ _wrap_dsgd_replica_device_raw_0206f74cb374ae8e(dsgd_replica *_swig_go
 }
 
 
-intgo _wrap_dsgd_replica_weight_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_replica_weight_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1737,7 +1764,7 @@ intgo _wrap_dsgd_replica_weight_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_bind_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
+intgo _wrap_dsgd_bind_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, dsgd_error **_swig_go_6) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -1762,7 +1789,7 @@ intgo _wrap_dsgd_bind_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parame
 }
 
 
-intgo _wrap_dsgd_alloc_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_alloc_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void **_swig_go_2, void **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void **arg3 = 0 ;
@@ -1783,7 +1810,7 @@ intgo _wrap_dsgd_alloc_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_param
 }
 
 
-intgo _wrap_dsgd_memory_get_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_memory_get_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_memory **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_memory **arg3 = 0 ;
@@ -1802,7 +1829,7 @@ intgo _wrap_dsgd_memory_get_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_
 }
 
 
-void *_wrap_dsgd_memory_value_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_value_raw_caddf7c698d85742(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1815,7 +1842,7 @@ void *_wrap_dsgd_memory_value_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_memory_gradient_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
+void *_wrap_dsgd_memory_gradient_raw_caddf7c698d85742(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -1828,7 +1855,7 @@ void *_wrap_dsgd_memory_gradient_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_memory_nbytes_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
+long long _wrap_dsgd_memory_nbytes_raw_caddf7c698d85742(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -1841,7 +1868,7 @@ long long _wrap_dsgd_memory_nbytes_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0)
 }
 
 
-void _wrap_dsgd_memory_free_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
+void _wrap_dsgd_memory_free_raw_caddf7c698d85742(dsgd_memory *_swig_go_0) {
   dsgd_memory *arg1 = 0 ;
 
   arg1 = *(dsgd_memory **)&_swig_go_0;
@@ -1851,7 +1878,7 @@ void _wrap_dsgd_memory_free_raw_0206f74cb374ae8e(dsgd_memory *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_bind_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_bind_dlpack_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned *_swig_go_2, struct DLManagedTensorVersioned *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned *arg3 = 0 ;
@@ -1872,7 +1899,7 @@ intgo _wrap_dsgd_bind_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd
 }
 
 
-intgo _wrap_dsgd_export_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_export_dlpack_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, struct DLManagedTensorVersioned **_swig_go_2, struct DLManagedTensorVersioned **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   struct DLManagedTensorVersioned **arg3 = 0 ;
@@ -1893,7 +1920,7 @@ intgo _wrap_dsgd_export_dlpack_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, ds
 }
 
 
-intgo _wrap_dsgd_optimizer_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_optimizer_set_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1929,7 +1956,7 @@ intgo _wrap_dsgd_optimizer_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _g
 }
 
 
-intgo _wrap_dsgd_learning_rate_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_learning_rate_set_raw_caddf7c698d85742(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -1946,7 +1973,7 @@ intgo _wrap_dsgd_learning_rate_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0
 }
 
 
-double _wrap_dsgd_loss_scale_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+double _wrap_dsgd_loss_scale_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   double result;
   double _swig_go_result;
@@ -1959,7 +1986,7 @@ double _wrap_dsgd_loss_scale_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_strategy_set_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, _gostring_ _swig_go_2, dsgd_op_options *_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   char *arg3 = 0 ;
@@ -1996,6 +2023,7 @@ intgo _wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _go
       options4.user_data = (void *)given->user_data;
       options4.timeout_ms = given->timeout_ms;
       options4.channel = given->channel;
+      options4.stream = (void *)given->stream;
       arg4 = &options4;
     }
   }
@@ -2010,7 +2038,7 @@ intgo _wrap_dsgd_strategy_set_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _go
 }
 
 
-intgo _wrap_dsgd_start_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_start_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_op_options *_swig_go_1, dsgd_op **_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   dsgd_op_options *arg2 = 0 ;
   dsgd_op **arg3 = 0 ;
@@ -2028,6 +2056,7 @@ intgo _wrap_dsgd_start_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_op_op
       options2.user_data = (void *)given->user_data;
       options2.timeout_ms = given->timeout_ms;
       options2.channel = given->channel;
+      options2.stream = (void *)given->stream;
       arg2 = &options2;
     }
   }
@@ -2040,7 +2069,7 @@ intgo _wrap_dsgd_start_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_op_op
 }
 
 
-intgo _wrap_dsgd_step_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_step_raw_caddf7c698d85742(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_step_result *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_step_result *arg3 = 0 ;
@@ -2059,7 +2088,7 @@ intgo _wrap_dsgd_step_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swi
 }
 
 
-intgo _wrap_dsgd_step_begin_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_step_begin_raw_caddf7c698d85742(dsgd_session *_swig_go_0, double _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   double arg2 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2079,6 +2108,7 @@ intgo _wrap_dsgd_step_begin_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, doubl
       options3.user_data = (void *)given->user_data;
       options3.timeout_ms = given->timeout_ms;
       options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
       arg3 = &options3;
     }
   }
@@ -2091,7 +2121,7 @@ intgo _wrap_dsgd_step_begin_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, doubl
 }
 
 
-intgo _wrap_dsgd_gradient_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradient_ready_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2110,7 +2140,7 @@ intgo _wrap_dsgd_gradient_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_gradients_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_gradients_ready_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, _goslice_ _swig_go_1, void *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter **arg2 = 0 ;
   size_t arg3 ;
@@ -2130,7 +2160,7 @@ intgo _wrap_dsgd_gradients_ready_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_stream_wait_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_stream_wait_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, void *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   void *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2147,7 +2177,7 @@ intgo _wrap_dsgd_stream_wait_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, void
 }
 
 
-intgo _wrap_dsgd_gradient_absent_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_gradient_absent_raw_caddf7c698d85742(dsgd_replica *_swig_go_0, dsgd_parameter *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_replica *arg1 = 0 ;
   dsgd_parameter *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2164,7 +2194,7 @@ intgo _wrap_dsgd_gradient_absent_raw_0206f74cb374ae8e(dsgd_replica *_swig_go_0, 
 }
 
 
-intgo _wrap_dsgd_step_flush_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_step_flush_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2179,7 +2209,7 @@ intgo _wrap_dsgd_step_flush_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_
 }
 
 
-intgo _wrap_dsgd_op_step_result_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_step_result_raw_caddf7c698d85742(dsgd_op *_swig_go_0, dsgd_step_result *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_step_result *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2196,7 +2226,7 @@ intgo _wrap_dsgd_op_step_result_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_s
 }
 
 
-intgo _wrap_dsgd_stop_request_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
+intgo _wrap_dsgd_stop_request_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_error **_swig_go_1) {
   dsgd_session *arg1 = 0 ;
   dsgd_error **arg2 = 0 ;
   int32_t result;
@@ -2211,7 +2241,7 @@ intgo _wrap_dsgd_stop_request_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsg
 }
 
 
-long long _wrap_dsgd_op_id_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
+long long _wrap_dsgd_op_id_raw_caddf7c698d85742(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2224,7 +2254,7 @@ long long _wrap_dsgd_op_id_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
 }
 
 
-void *_wrap_dsgd_op_user_data_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
+void *_wrap_dsgd_op_user_data_raw_caddf7c698d85742(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2237,7 +2267,7 @@ void *_wrap_dsgd_op_user_data_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_op_wait_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_wait_raw_caddf7c698d85742(dsgd_op *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2254,7 +2284,7 @@ intgo _wrap_dsgd_op_wait_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, intgo _swig_g
 }
 
 
-intgo _wrap_dsgd_op_test_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_test_raw_caddf7c698d85742(dsgd_op *_swig_go_0, int *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   int32_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2271,7 +2301,7 @@ intgo _wrap_dsgd_op_test_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, int *_swig_go
 }
 
 
-intgo _wrap_dsgd_op_abort_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_abort_raw_caddf7c698d85742(dsgd_op *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2298,7 +2328,7 @@ intgo _wrap_dsgd_op_abort_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, _gostring_ _
 }
 
 
-void _wrap_dsgd_op_free_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
+void _wrap_dsgd_op_free_raw_caddf7c698d85742(dsgd_op *_swig_go_0) {
   dsgd_op *arg1 = 0 ;
 
   arg1 = *(dsgd_op **)&_swig_go_0;
@@ -2308,7 +2338,7 @@ void _wrap_dsgd_op_free_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_queue_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_queue_poll_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _goslice_ _swig_go_1, intgo _swig_go_2, long long *_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_op **arg2 = 0 ;
   size_t arg3 ;
@@ -2330,7 +2360,7 @@ intgo _wrap_dsgd_queue_poll_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gosl
 }
 
 
-intgo _wrap_dsgd_queue_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
+intgo _wrap_dsgd_queue_fd_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2343,7 +2373,7 @@ intgo _wrap_dsgd_queue_fd_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SUM_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SUM_raw_caddf7c698d85742() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2355,7 +2385,7 @@ intgo _wrap_DSGD_SUM_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_MIN_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_MIN_raw_caddf7c698d85742() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2367,7 +2397,7 @@ intgo _wrap_DSGD_MIN_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_MAX_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_MAX_raw_caddf7c698d85742() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2379,7 +2409,7 @@ intgo _wrap_DSGD_MAX_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_PROD_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_PROD_raw_caddf7c698d85742() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2391,7 +2421,7 @@ intgo _wrap_DSGD_PROD_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_DSGD_MEAN_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_MEAN_raw_caddf7c698d85742() {
   enum dsgd_reduction result;
   intgo _swig_go_result;
 
@@ -2403,7 +2433,7 @@ intgo _wrap_DSGD_MEAN_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_allreduce_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
+intgo _wrap_dsgd_allreduce_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, void *_swig_go_3, long long _swig_go_4, intgo _swig_go_5, intgo _swig_go_6, dsgd_op_options *_swig_go_7, dsgd_op **_swig_go_8, dsgd_error **_swig_go_9) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2433,6 +2463,7 @@ intgo _wrap_dsgd_allreduce_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
       options8.user_data = (void *)given->user_data;
       options8.timeout_ms = given->timeout_ms;
       options8.channel = given->channel;
+      options8.stream = (void *)given->stream;
       arg8 = &options8;
     }
   }
@@ -2445,7 +2476,7 @@ intgo _wrap_dsgd_allreduce_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_broadcast_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_broadcast_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, intgo _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2473,6 +2504,7 @@ intgo _wrap_dsgd_broadcast_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
       options7.user_data = (void *)given->user_data;
       options7.timeout_ms = given->timeout_ms;
       options7.channel = given->channel;
+      options7.stream = (void *)given->stream;
       arg7 = &options7;
     }
   }
@@ -2485,7 +2517,7 @@ intgo _wrap_dsgd_broadcast_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_allgather_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
+intgo _wrap_dsgd_allgather_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, dsgd_op_options *_swig_go_8, dsgd_op **_swig_go_9, dsgd_error **_swig_go_10) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2517,6 +2549,7 @@ intgo _wrap_dsgd_allgather_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
       options9.user_data = (void *)given->user_data;
       options9.timeout_ms = given->timeout_ms;
       options9.channel = given->channel;
+      options9.stream = (void *)given->stream;
       arg9 = &options9;
     }
   }
@@ -2529,7 +2562,7 @@ intgo _wrap_dsgd_allgather_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_g
 }
 
 
-intgo _wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
+intgo _wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, void *_swig_go_2, long long _swig_go_3, void *_swig_go_4, long long _swig_go_5, _goslice_ _swig_go_6, intgo _swig_go_7, intgo _swig_go_8, dsgd_op_options *_swig_go_9, dsgd_op **_swig_go_10, dsgd_error **_swig_go_11) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2563,6 +2596,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, d
       options10.user_data = (void *)given->user_data;
       options10.timeout_ms = given->timeout_ms;
       options10.channel = given->channel;
+      options10.stream = (void *)given->stream;
       arg10 = &options10;
     }
   }
@@ -2575,7 +2609,7 @@ intgo _wrap_dsgd_reduce_scatter_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, d
 }
 
 
-intgo _wrap_dsgd_barrier_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_barrier_raw_caddf7c698d85742(dsgd_session *_swig_go_0, dsgd_group *_swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   dsgd_group *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2595,6 +2629,7 @@ intgo _wrap_dsgd_barrier_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_gro
       options3.user_data = (void *)given->user_data;
       options3.timeout_ms = given->timeout_ms;
       options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
       arg3 = &options3;
     }
   }
@@ -2607,7 +2642,7 @@ intgo _wrap_dsgd_barrier_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, dsgd_gro
 }
 
 
-intgo _wrap_dsgd_object_put_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
+intgo _wrap_dsgd_object_put_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, void *_swig_go_2, long long _swig_go_3, intgo _swig_go_4, _goslice_ _swig_go_5, dsgd_op_options *_swig_go_6, dsgd_op **_swig_go_7, dsgd_error **_swig_go_8) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   void *arg3 = 0 ;
@@ -2642,6 +2677,7 @@ intgo _wrap_dsgd_object_put_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gost
       options8.user_data = (void *)given->user_data;
       options8.timeout_ms = given->timeout_ms;
       options8.channel = given->channel;
+      options8.stream = (void *)given->stream;
       arg8 = &options8;
     }
   }
@@ -2655,7 +2691,7 @@ intgo _wrap_dsgd_object_put_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_object_get_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_object_get_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_object **_swig_go_3, dsgd_op **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2682,6 +2718,7 @@ intgo _wrap_dsgd_object_get_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gost
       options3.user_data = (void *)given->user_data;
       options3.timeout_ms = given->timeout_ms;
       options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
       arg3 = &options3;
     }
   }
@@ -2696,7 +2733,7 @@ intgo _wrap_dsgd_object_get_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gost
 }
 
 
-intgo _wrap_dsgd_op_object_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_op_object_raw_caddf7c698d85742(dsgd_op *_swig_go_0, dsgd_object **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_op *arg1 = 0 ;
   dsgd_object **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2713,7 +2750,7 @@ intgo _wrap_dsgd_op_object_raw_0206f74cb374ae8e(dsgd_op *_swig_go_0, dsgd_object
 }
 
 
-intgo _wrap_dsgd_object_delete_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+intgo _wrap_dsgd_object_delete_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
   dsgd_session *arg1 = 0 ;
   char *arg2 = 0 ;
   dsgd_op_options *arg3 = 0 ;
@@ -2739,6 +2776,7 @@ intgo _wrap_dsgd_object_delete_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _g
       options3.user_data = (void *)given->user_data;
       options3.timeout_ms = given->timeout_ms;
       options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
       arg3 = &options3;
     }
   }
@@ -2752,7 +2790,7 @@ intgo _wrap_dsgd_object_delete_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, _g
 }
 
 
-void *_wrap_dsgd_object_data_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+void *_wrap_dsgd_object_data_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   void *result = 0 ;
   void *_swig_go_result;
@@ -2765,7 +2803,7 @@ void *_wrap_dsgd_object_data_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_nbytes_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_nbytes_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2778,7 +2816,7 @@ long long _wrap_dsgd_object_nbytes_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_object_dtype_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+intgo _wrap_dsgd_object_dtype_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int32_t result;
   intgo _swig_go_result;
@@ -2791,7 +2829,7 @@ intgo _wrap_dsgd_object_dtype_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
 }
 
 
-long long _wrap_dsgd_object_ndim_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+long long _wrap_dsgd_object_ndim_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   size_t result;
   long long _swig_go_result;
@@ -2804,7 +2842,7 @@ long long _wrap_dsgd_object_ndim_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
 }
 
 
-int64_t *_wrap_dsgd_object_shape_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+int64_t *_wrap_dsgd_object_shape_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
   int64_t *result = 0 ;
   int64_t *_swig_go_result;
@@ -2817,7 +2855,7 @@ int64_t *_wrap_dsgd_object_shape_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_object_free_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
+void _wrap_dsgd_object_free_raw_caddf7c698d85742(dsgd_object *_swig_go_0) {
   dsgd_object *arg1 = 0 ;
 
   arg1 = *(dsgd_object **)&_swig_go_0;
@@ -2827,7 +2865,7 @@ void _wrap_dsgd_object_free_raw_0206f74cb374ae8e(dsgd_object *_swig_go_0) {
 }
 
 
-intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_0206f74cb374ae8e() {
+intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_caddf7c698d85742() {
   enum dsgd_shard_flag result;
   intgo _swig_go_result;
 
@@ -2839,7 +2877,7 @@ intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_0206f74cb374ae8e() {
 }
 
 
-intgo _wrap_dsgd_shard_new_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
+intgo _wrap_dsgd_shard_new_raw_caddf7c698d85742(dsgd_session *_swig_go_0, long long _swig_go_1, long long _swig_go_2, intgo _swig_go_3, dsgd_shard **_swig_go_4, dsgd_error **_swig_go_5) {
   dsgd_session *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2862,7 +2900,7 @@ intgo _wrap_dsgd_shard_new_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_epoch_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_shard_epoch_raw_caddf7c698d85742(dsgd_shard *_swig_go_0, long long _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -2879,7 +2917,7 @@ intgo _wrap_dsgd_shard_epoch_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long l
 }
 
 
-intgo _wrap_dsgd_shard_seek_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_seek_raw_caddf7c698d85742(dsgd_shard *_swig_go_0, long long _swig_go_1, long long _swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   uint64_t arg2 ;
   uint64_t arg3 ;
@@ -2898,7 +2936,7 @@ intgo _wrap_dsgd_shard_seek_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, long lo
 }
 
 
-long long _wrap_dsgd_shard_position_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_position_raw_caddf7c698d85742(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2911,7 +2949,7 @@ long long _wrap_dsgd_shard_position_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0)
 }
 
 
-intgo _wrap_dsgd_shard_next_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
+intgo _wrap_dsgd_shard_next_raw_caddf7c698d85742(dsgd_shard *_swig_go_0, _goslice_ _swig_go_1, long long *_swig_go_2, dsgd_error **_swig_go_3) {
   dsgd_shard *arg1 = 0 ;
   int64_t *arg2 = 0 ;
   size_t arg3 ;
@@ -2931,7 +2969,7 @@ intgo _wrap_dsgd_shard_next_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0, _goslic
 }
 
 
-long long _wrap_dsgd_shard_size_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
+long long _wrap_dsgd_shard_size_raw_caddf7c698d85742(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
   uint64_t result;
   long long _swig_go_result;
@@ -2944,7 +2982,7 @@ long long _wrap_dsgd_shard_size_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
 }
 
 
-void _wrap_dsgd_shard_free_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
+void _wrap_dsgd_shard_free_raw_caddf7c698d85742(dsgd_shard *_swig_go_0) {
   dsgd_shard *arg1 = 0 ;
 
   arg1 = *(dsgd_shard **)&_swig_go_0;
@@ -2954,7 +2992,106 @@ void _wrap_dsgd_shard_free_raw_0206f74cb374ae8e(dsgd_shard *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_digest_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
+long long _wrap_dsgd_shard_current_epoch_raw_caddf7c698d85742(dsgd_shard *_swig_go_0) {
+  dsgd_shard *arg1 = 0 ;
+  uint64_t result;
+  long long _swig_go_result;
+
+  arg1 = *(dsgd_shard **)&_swig_go_0;
+
+  result = (uint64_t)dsgd_shard_current_epoch((struct dsgd_shard const *)arg1);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+  dsgd_session *arg1 = 0 ;
+  char *arg2 = 0 ;
+  dsgd_op_options *arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  dsgd_op_options options3 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  {
+    arg2 = NULL;
+    if (_swig_go_1.n > 0) {
+      arg2 = (char *)malloc(_swig_go_1.n + 1);
+      if (arg2 != NULL) {
+        memcpy(arg2, _swig_go_1.p, _swig_go_1.n);
+        arg2[_swig_go_1.n] = '\0';
+      }
+    }
+  }
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
+      arg3 = &options3;
+    }
+  }
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
+
+  result = (int32_t)dsgd_checkpoint_save(arg1,(char const *)arg2,(struct dsgd_op_options const *)arg3,arg4,arg5);
+  _swig_go_result = result;
+  free(arg2);
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_op_options *_swig_go_2, dsgd_op **_swig_go_3, dsgd_error **_swig_go_4) {
+  dsgd_session *arg1 = 0 ;
+  char *arg2 = 0 ;
+  dsgd_op_options *arg3 = 0 ;
+  dsgd_op **arg4 = 0 ;
+  dsgd_error **arg5 = 0 ;
+  dsgd_op_options options3 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  {
+    arg2 = NULL;
+    if (_swig_go_1.n > 0) {
+      arg2 = (char *)malloc(_swig_go_1.n + 1);
+      if (arg2 != NULL) {
+        memcpy(arg2, _swig_go_1.p, _swig_go_1.n);
+        arg2[_swig_go_1.n] = '\0';
+      }
+    }
+  }
+  {
+    const go_op_options *given = (const go_op_options *)_swig_go_2;
+    arg3 = NULL;
+    if (given != NULL) {
+      dsgd_op_options_init(&options3, sizeof options3);
+      options3.user_data = (void *)given->user_data;
+      options3.timeout_ms = given->timeout_ms;
+      options3.channel = given->channel;
+      options3.stream = (void *)given->stream;
+      arg3 = &options3;
+    }
+  }
+  arg4 = *(dsgd_op ***)&_swig_go_3;
+  arg5 = *(dsgd_error ***)&_swig_go_4;
+
+  result = (int32_t)dsgd_checkpoint_load(arg1,(char const *)arg2,(struct dsgd_op_options const *)arg3,arg4,arg5);
+  _swig_go_result = result;
+  free(arg2);
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_digest_raw_caddf7c698d85742(dsgd_session *_swig_go_0, long long *_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_session *arg1 = 0 ;
   uint64_t *arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2971,7 +3108,7 @@ intgo _wrap_dsgd_digest_raw_0206f74cb374ae8e(dsgd_session *_swig_go_0, long long
 }
 
 
-intgo _wrap_dsgd_head_start_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_start_raw_caddf7c698d85742(dsgd_config *_swig_go_0, dsgd_head **_swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_config *arg1 = 0 ;
   dsgd_head **arg2 = 0 ;
   dsgd_error **arg3 = 0 ;
@@ -2988,7 +3125,7 @@ intgo _wrap_dsgd_head_start_raw_0206f74cb374ae8e(dsgd_config *_swig_go_0, dsgd_h
 }
 
 
-_gostring_ _wrap_dsgd_head_address_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0) {
+_gostring_ _wrap_dsgd_head_address_raw_caddf7c698d85742(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
   char *result = 0 ;
   _gostring_ _swig_go_result;
@@ -3001,7 +3138,7 @@ _gostring_ _wrap_dsgd_head_address_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0) {
 }
 
 
-intgo _wrap_dsgd_head_wait_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
+intgo _wrap_dsgd_head_wait_raw_caddf7c698d85742(dsgd_head *_swig_go_0, intgo _swig_go_1, dsgd_error **_swig_go_2) {
   dsgd_head *arg1 = 0 ;
   int32_t arg2 ;
   dsgd_error **arg3 = 0 ;
@@ -3018,13 +3155,51 @@ intgo _wrap_dsgd_head_wait_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0, intgo _sw
 }
 
 
-void _wrap_dsgd_head_free_raw_0206f74cb374ae8e(dsgd_head *_swig_go_0) {
+void _wrap_dsgd_head_free_raw_caddf7c698d85742(dsgd_head *_swig_go_0) {
   dsgd_head *arg1 = 0 ;
 
   arg1 = *(dsgd_head **)&_swig_go_0;
 
   dsgd_head_free(arg1);
 
+}
+
+
+intgo _wrap_dsgd_job_status_raw_caddf7c698d85742(dsgd_config *_swig_go_0, intgo _swig_go_1, char **_swig_go_2, dsgd_error **_swig_go_3) {
+  dsgd_config *arg1 = 0 ;
+  int32_t arg2 ;
+  char **arg3 = 0 ;
+  dsgd_error **arg4 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_config **)&_swig_go_0;
+  arg2 = (int32_t)_swig_go_1;
+  arg3 = *(char ***)&_swig_go_2;
+  arg4 = *(dsgd_error ***)&_swig_go_3;
+
+  result = (int32_t)dsgd_job_status((struct dsgd_config const *)arg1,arg2,arg3,arg4);
+  _swig_go_result = result;
+  return _swig_go_result;
+}
+
+
+intgo _wrap_dsgd_job_scale_raw_caddf7c698d85742(dsgd_config *_swig_go_0, intgo _swig_go_1, intgo _swig_go_2, dsgd_error **_swig_go_3) {
+  dsgd_config *arg1 = 0 ;
+  int32_t arg2 ;
+  int32_t arg3 ;
+  dsgd_error **arg4 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_config **)&_swig_go_0;
+  arg2 = (int32_t)_swig_go_1;
+  arg3 = (int32_t)_swig_go_2;
+  arg4 = *(dsgd_error ***)&_swig_go_3;
+
+  result = (int32_t)dsgd_job_scale((struct dsgd_config const *)arg1,arg2,arg3,arg4);
+  _swig_go_result = result;
+  return _swig_go_result;
 }
 
 

@@ -1,5 +1,6 @@
 import io.dsgd.DType;
 import io.dsgd.Dsgd;
+import io.dsgd.DsgdException;
 import io.dsgd.Memory;
 import io.dsgd.Parameter;
 import io.dsgd.Session;
@@ -19,6 +20,7 @@ public final class JarCheck {
     {"libuv.txt", "Joyent"},
     {"libsodium.txt", "Frank Denis"},
     {"xxhash.txt", "Yann Collet"},
+    {"nlohmann_json.txt", "Niels Lohmann"},
   };
 
   public static void main(String[] arguments) throws Exception {
@@ -30,6 +32,13 @@ public final class JarCheck {
       memory.gradient().putFloat(0, 3);
       session.step(1);
       check(memory.value().getFloat(0) == -3, "the step gave " + memory.value().getFloat(0));
+    }
+    try (Session session = Dsgd.init()) {
+      session.addReplica("cuda:0");
+    } catch (DsgdException e) { // the jar has no plug-in for GPUs
+      check(
+          !e.getMessage().contains(System.getProperty("java.io.tmpdir")),
+          "a message names the folder that the natives were unpacked to: " + e.getMessage());
     }
     List<String> maps = Files.readAllLines(Path.of("/proc/self/maps"));
     for (String name : List.of("libdsgd.so.1", "libdsgd_jni.so")) {

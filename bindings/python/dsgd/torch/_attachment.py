@@ -6,7 +6,7 @@ import contextlib
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tuple
 
 import torch
 
@@ -51,8 +51,15 @@ def attach(
     `.grad` is not None counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to
     None. A pass that uses no parameter at all is an error. The option costs one small all-reduce per step. Without the
     option, a parameter that gets no gradient is an error.
+
+    With early_update=1 no gradient may be absent: find_unused_parameters and freezing a parameter later are errors.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)", others)
+    if find_unused_parameters and session._early_update:
+        raise InvalidArgumentError(
+            "find_unused_parameters=True leaves gradients out, and no gradient may be absent with early_update = 1; set "
+            "early_update = 0 on all workers, or use every parameter in each pass"
+        )
     if session._attached:
         raise StateError(
             "the session trains a module already; attach one module that contains all of them (torch.nn.ModuleList), or "
@@ -120,14 +127,19 @@ class Attachment:
 
         named = list(module.named_parameters())
         trained = [(name, tensor) for name, tensor in named if tensor.requires_grad]
-        frozen = [(name, tensor) for name, tensor in named if not tensor.requires_grad]
         if not trained:
             raise InvalidArgumentError("the module has no parameter that requires a gradient; there is nothing to train")
         self.device = _device_of(trained, device)
         self._replica = session.add_replica(str(self.device) if self.device.type != "cpu" else "cpu")
-        self._trained = [TrainedParameter(session, self._replica, name, tensor) for name, tensor in trained]
-        self._frozen = frozen
-        for name, tensor in [*frozen, *module.named_buffers()]:
+        self._trained: List[TrainedParameter] = []
+        self._frozen: List[Tuple[str, torch.Tensor]] = []
+        for name, tensor in named:  # in the module's order, so that the first difference between workers is the one to correct
+            if tensor.requires_grad:
+                self._trained.append(TrainedParameter(session, self._replica, name, tensor))
+            else:
+                self._frozen.append((name, tensor))
+                add_untrained(session, self._replica, name, tensor)
+        for name, tensor in module.named_buffers():
             add_untrained(session, self._replica, name, tensor)
         self._buffers = Buffers(module) if broadcast_buffers else None
 
@@ -342,7 +354,7 @@ class Attachment:
     # ---- Whether the module is still the one that was attached ----
 
     def _check_module(self) -> None:
-        """Once per step. What it finds would otherwise train nothing, or only here, without a word."""
+        """Once per step. A fault that it finds would otherwise train nothing, or only here, without a word."""
         if self._checked:
             return
         present = {
@@ -365,6 +377,13 @@ class Attachment:
                 )
         for entry in self._trained:
             entry.check_value()
+            if self.session._early_update and not entry.tensor.requires_grad:
+                raise StateError(
+                    f"parameter {entry.name!r} was frozen after the module was attached, so that it has no gradient, and no "
+                    "gradient may be absent with early_update = 1; freeze it before attach, or set early_update = 0 on all "
+                    "workers",
+                    parameter=entry.name,
+                )
         if not self.session._optimizer_is_none:
             self._other_optimizers.check(self.session._rates_set)
         self._checked = True

@@ -58,6 +58,10 @@ class DistributedDataParallel(torch.nn.Module):
         """See Attachment.set_weight."""
         self.attachment.set_weight(weight)
 
+    def join_hook(self, **_: Any) -> NoReturn:
+        """The hook that PyTorch's Join asks its models for."""
+        raise TypeError("`with Join([model])` is for models of PyTorch; leave it out, and call model.join(optimizer.step) after the loop")
+
     def join(self, update: Callable[[], Any] = None) -> None:  # type: ignore[assignment]  # without it: an error of Attachment.join
         """See Attachment.join."""
         self.attachment.join(update)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from models import CLASSES, Batches, Branches, convolution, mlp
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 import dsgd.torch
 
@@ -16,6 +17,19 @@ import dsgd.torch
 def loss_of(module, batches, **arguments):
     pixels, labels = batches.next()
     return nn.functional.cross_entropy(module(pixels, **arguments), labels)
+
+
+def started(session, module, rate):
+    """A module that dsgd's optimizer updates."""
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=rate)
+    session.start()
+    return attachment
+
+
+def make_step(module, attachment, batches):
+    loss_of(module, batches).backward()
+    return attachment.step()
 
 
 @pytest.fixture
@@ -28,10 +42,7 @@ def batches():
 def attached(session, batches):
     """A module with dsgd's optimizer."""
     module = mlp()
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=0.1)
-    session.start()
-    return module, attachment
+    return module, started(session, module, 0.1)
 
 
 @pytest.fixture
@@ -58,8 +69,7 @@ def test_zero_grad_trains(attached, batches, set_to_none):
     for _ in range(3):
         module.zero_grad(set_to_none=set_to_none)
         before = values(module)
-        loss_of(module, batches).backward()
-        assert attachment.step().applied
+        assert make_step(module, attachment, batches).applied
         for parameter, value in zip(module.parameters(), before):
             assert torch.allclose(parameter, value - 0.1 * parameter.grad) and parameter.grad.abs().sum() > 0
 
@@ -82,8 +92,7 @@ def test_a_step_without_a_backward_pass_is_an_error(attached, batches):
         prepare()
         with pytest.raises(dsgd.StateError, match="no gradient has come since the last step; call backward"):
             attachment.step()
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     with pytest.raises(dsgd.StateError, match="no gradient has come"):
         attachment.step()
 
@@ -257,8 +266,7 @@ def test_a_setting_that_changes_in_an_optimizer_of_pytorch_is_an_error(attached,
 
     def train():
         for _ in range(5):
-            loss_of(module, batches).backward()
-            attachment.step()
+            make_step(module, attachment, batches)
             step()
 
     with pytest.raises(dsgd.StateError, match=text):
@@ -286,8 +294,7 @@ def test_a_scheduler_whose_rate_the_host_gives_to_the_session_is_followed(attach
     for rate in (1, 0.5, 0.25):
         before = values(module)
         session.set_learning_rate(scheduler.get_last_lr()[0])
-        loss_of(module, batches).backward()
-        attachment.step()
+        make_step(module, attachment, batches)
         for parameter, value in zip(module.parameters(), before):
             assert torch.allclose(parameter, value - rate * parameter.grad, atol=1e-6)
         module.zero_grad()
@@ -304,8 +311,7 @@ def test_a_scheduler_of_another_modules_optimizer_is_no_error(attached, batches)
     own = torch.optim.Adam(other.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(own, 0.5)
     for _ in range(4):
-        loss_of(module, batches).backward()
-        attachment.step()
+        make_step(module, attachment, batches)
         scheduler.step()
         optimizer.param_groups[1]["lr"] *= 0.5
     del optimizer
@@ -318,8 +324,7 @@ def test_an_optimizer_that_is_made_later_is_found(attached, batches):
         for step in range(20):
             if step == 5:
                 scheduler = torch.optim.lr_scheduler.ExponentialLR(torch.optim.Adam(module.parameters()), 0.5)
-            loss_of(module, batches).backward()
-            attachment.step()
+            make_step(module, attachment, batches)
             if step >= 5:
                 scheduler.step()
     assert step == 8
@@ -327,8 +332,7 @@ def test_an_optimizer_that_is_made_later_is_found(attached, batches):
 
 def test_a_detached_module_trains_with_an_optimizer_of_pytorch(attached, batches):
     module, attachment = attached
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     attachment.detach()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     before = values(module)
@@ -405,8 +409,7 @@ def test_freezing_after_attaching_leaves_a_parameter_out(attached, batches):
     module, attachment = attached
     module[1].requires_grad_(False)
     before = values(module)
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     assert changed(module, before) == [False, False, True, True]
 
 
@@ -420,12 +423,36 @@ def test_unfreezing_after_attaching_is_an_error(session, batches):
         loss_of(model, batches).backward()
 
 
+def test_unused_parameters_are_refused_with_early_updates():
+    with dsgd.init(early_update=1) as session:
+        message = "find_unused_parameters=True .* early_update = 1; set early_update = 0"
+        with pytest.raises(dsgd.InvalidArgumentError, match=message):
+            dsgd.torch.attach(session, mlp(), find_unused_parameters=True)
+        with pytest.raises(dsgd.InvalidArgumentError, match=message):
+            dsgd.torch.DistributedDataParallel(mlp(), session, find_unused_parameters=True)
+
+
+def test_freezing_after_attaching_is_refused_before_the_step_with_early_updates(batches):
+    with dsgd.init(early_update=1) as session:
+        module = mlp()
+        attachment = dsgd.torch.attach(session, module)
+        session.set_optimizer("sgd", lr=0.1)
+        session.start()
+        module[1].requires_grad_(False)
+        with pytest.raises(dsgd.StateError, match="'1.weight' was frozen after the module was attached.* early_update = 1") as caught:
+            loss_of(module, batches)
+        assert caught.value.parameter == "1.weight"
+        with pytest.raises(dsgd.StateError, match="'1.weight' was frozen"):
+            attachment.join()
+        module[1].requires_grad_(True)
+        loss_of(module, batches).backward()
+        assert attachment.step().applied
+
+
 def test_sparse_gradients_train(session):
     module = nn.EmbeddingBag(10, 4, sparse=True)
     before = module.weight.detach().clone()
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=1)
-    session.start()
+    attachment = started(session, module, 1)
     module(torch.tensor([[1, 2]])).sum().backward()
     attachment.step()
     assert (module.weight - before).abs().sum(1).nonzero().flatten().tolist() == [1, 2]
@@ -444,8 +471,7 @@ def test_a_gradient_of_a_gradient_trains(attached, batches):
 def test_a_graph_from_before_the_step_is_an_error(attached, batches):
     module, attachment = attached
     old = loss_of(module, batches)
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         old.backward()
 
@@ -456,12 +482,10 @@ def test_a_graph_from_before_the_step_is_an_error(attached, batches):
 def test_load_state_dict_is_seen(attached, batches):
     module, attachment = attached
     other = mlp().state_dict()
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     module.load_state_dict(other)
     module.zero_grad()
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     for name, value in module.state_dict().items():
         gradient = dict(module.named_parameters())[name].grad
         assert torch.allclose(value, other[name] - 0.1 * gradient)
@@ -502,9 +526,7 @@ def convert_layout(module):
 @pytest.mark.parametrize("replace", [replace_data, replace_storage, convert_layout])
 def test_a_gradient_whose_memory_is_replaced_trains(session, batches, replace):
     module = convolution()
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=0.1)
-    session.start()
+    attachment = started(session, module, 0.1)
     for step in range(3):
         if step > 0:
             replace(module)
@@ -518,8 +540,7 @@ def test_a_gradient_whose_memory_is_replaced_trains(session, batches, replace):
 
 def test_moving_the_module_to_shared_memory_is_an_error(attached, batches):
     module, attachment = attached
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     module.share_memory()
     with pytest.raises(dsgd.StateError, match="share_memory"):
         loss_of(module, batches).backward()
@@ -530,8 +551,7 @@ def test_a_value_that_is_put_elsewhere_is_taken_back(attached, batches):
     for parameter in module.parameters():
         parameter.data = parameter.data + 1
     before = values(module)
-    loss_of(module, batches).backward()
-    attachment.step()
+    make_step(module, attachment, batches)
     for parameter, value in zip(module.parameters(), before):
         assert torch.allclose(parameter, value - 0.1 * parameter.grad)
 
@@ -549,9 +569,7 @@ def test_converting_the_module_after_attaching_is_an_error(attached, batches):
 def test_other_dtypes_train(session, batches, dtype):
     module = mlp().to(dtype)
     before = values(module)
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=0.5)
-    session.start()
+    attachment = started(session, module, 0.5)
     loss_of(module, Batches(0, dtype)).backward()
     attachment.step()
     assert all(changed(module, before)) and all(parameter.dtype == dtype for parameter in module.parameters())
@@ -560,11 +578,8 @@ def test_other_dtypes_train(session, batches, dtype):
 def test_another_memory_layout_trains(session, batches):
     module = convolution().to(memory_format=torch.channels_last)
     before = values(module)
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=0.01)
-    session.start()
-    loss_of(module, batches).backward()
-    attachment.step()
+    attachment = started(session, module, 0.01)
+    make_step(module, attachment, batches)
     assert not torch.equal(module[0].weight, before[0]) and torch.allclose(module[0].weight, before[0], atol=0.1)
 
 
@@ -578,9 +593,7 @@ def test_scalars_and_empty_parameters_train(session):
             return x * self.scale + self.empty.sum()
 
     module = Scaled()
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=1)
-    session.start()
+    attachment = started(session, module, 1)
     for expected in (1.0, -1.0):
         module.zero_grad()
         module(torch.tensor(2.0)).backward()
@@ -655,7 +668,7 @@ def test_a_module_is_attached_before_the_start(session):
 
 def test_the_wrapper_starts_the_session_itself(session):
     dsgd.torch.DistributedDataParallel(mlp(), session)
-    with pytest.raises(dsgd.StateError, match="started once, which DistributedDataParallel does by itself"):
+    with pytest.raises(dsgd.StateError, match="started once; DistributedDataParallel starts its session by itself"):
         session.start()
 
 
@@ -687,8 +700,7 @@ def test_an_attached_module_needs_an_optimizer(session, batches):
         session.start()
     session.set_optimizer("sgd", lr=0.1)
     session.start()
-    loss_of(module, batches).backward()
-    assert attachment.step().applied
+    assert make_step(module, attachment, batches).applied
 
 
 def test_the_wrapper_replaces_no_optimizer_of_dsgd(session):
@@ -728,6 +740,8 @@ def test_join_needs_a_function_that_updates(wrapped):
             pass
     with pytest.raises(TypeError, match=r"must be a function, not 'SGD'; .* join\(optimizer.step\)"):
         model.join(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"`with Join\(\[model\]\)` is for models of PyTorch; .* model.join\(optimizer.step\)"):
+        Join([model])
 
 
 def test_the_weight_is_set_before_backward(attached, batches):
@@ -737,8 +751,7 @@ def test_the_weight_is_set_before_backward(attached, batches):
         attachment.set_weight(2)
     assert attachment.step().weight == 1
     attachment.set_weight(2)
-    loss_of(module, batches).backward()
-    assert attachment.step().weight == 2
+    assert make_step(module, attachment, batches).weight == 2
 
 
 def test_a_step_that_is_not_applied_leaves_no_gradient(wrapped, batches):
@@ -751,9 +764,7 @@ def test_a_step_that_is_not_applied_leaves_no_gradient(wrapped, batches):
 
 def test_a_closed_session_is_named(session, batches):
     module = mlp()
-    attachment = dsgd.torch.attach(session, module)
-    session.set_optimizer("sgd", lr=0.1)
-    session.start()
+    attachment = started(session, module, 0.1)
     session.close()
     with pytest.raises(dsgd.ClosedError, match="call detach"):
         loss_of(module, batches).backward()

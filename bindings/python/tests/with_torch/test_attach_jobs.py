@@ -212,3 +212,19 @@ def test_a_gradient_that_is_missing_on_one_worker_ends_the_others():
         assert "got no gradient in this backward pass: '3.weight', '3.bias'" in str(job.failure(1))
         failure = job.failure(0)
         assert failure.status is dsgd.Status.ABORTED and "got no gradient" in str(failure) and failure.rank == 1
+
+
+def frozen_at_rank_1(session):
+    module = mlp()
+    next(module.parameters()).requires_grad_(session.rank == 0)
+    dsgd.torch.DistributedDataParallel(module, session)
+
+
+def test_a_layer_that_is_frozen_on_one_worker_is_named():
+    with Job(frozen_at_rank_1) as job:
+        for rank in range(2):
+            error = job.failure(rank)
+            assert isinstance(error, dsgd.MismatchError)
+            name = next(mlp().named_parameters())[0]
+            assert f"rank 0 has 'parameter {name} float32" in error.message and f"rank 1 has 'parameter {name} float32" in error.message
+            assert " untrained " in error.message and "freeze the same ones on all workers" in error.message

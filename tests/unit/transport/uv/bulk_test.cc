@@ -11,7 +11,6 @@ class BulkTest : public NetworkTest {
     header.operation = operation;
     header.offset = offset;
     header.view = 3;
-    header.group = 2;
     header.source = 1;
     header.kind = 4;
     header.dtype = 5;
@@ -294,7 +293,7 @@ TEST_F(BulkTest, BothDirectionsAtOnceWithManyOperationsKeepEveryByte) {
     struct Sink : OwnedSink {
       std::byte* base;
       bool in_place;
-      std::byte* place(size_t offset, size_t) override { return in_place ? base + offset : nullptr; }
+      std::byte* destination(size_t offset, size_t) override { return in_place ? base + offset : nullptr; }
       void take(size_t offset, std::span<const std::byte> piece) override {
         std::memcpy(base + offset, piece.data(), piece.size());
       }

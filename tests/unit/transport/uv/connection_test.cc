@@ -256,20 +256,20 @@ TEST_F(ConnectionTest, ACallerWithAKjLoopOfItsOwnCanDialAndCall) {
 TEST_F(ConnectionTest, TheLocalAddressIsChosenAndExplained) {
   start();
   std::string why;
-  auto local = client->local_address_for(listener->address(), "", &why);
+  auto local = client->local_address_for({listener->address()}, "", &why);
   ASSERT_TRUE(local.ok()) << local.status().message();
   EXPECT_EQ(local.value(), "127.0.0.1");
   EXPECT_NE(why.find("lo"), std::string::npos) << why;
   for (const char* by : {"lo", "127.0.0.1", "127.0.0.0/8"}) {
     SCOPED_TRACE(by);
-    auto named = client->local_address_for("127.0.0.1:1", by, &why);
+    auto named = client->local_address_for({"127.0.0.1:1"}, by, &why);
     ASSERT_TRUE(named.ok()) << named.status().message();
     EXPECT_EQ(named.value(), "127.0.0.1");
     EXPECT_NE(why.find(by), std::string::npos) << why;
   }
   for (const char* bad : {"nosuch0", "203.0.113.7", "203.0.113.0/24", "127.0.0.0/99"}) {
     SCOPED_TRACE(bad);
-    auto none = client->local_address_for("127.0.0.1:1", bad, &why);
+    auto none = client->local_address_for({"127.0.0.1:1"}, bad, &why);
     ASSERT_FALSE(none.ok());
     EXPECT_EQ(none.status().code(), Code::kInvalidArgument);
     EXPECT_NE(none.status().message().find("lo 127.0.0.1"), std::string::npos) << "it must say what there is";

@@ -14,7 +14,7 @@ TEST_F(EndingTest, ACloseOfTheDiallingSideDeliversWhatIsQueuedAndIsGoodOrder) {
   std::vector<int> seen;
   size_t bulk = 0;
   handler.call = [&](ServerChannel&, Message request, Responder respond) {
-    seen.push_back(std::get<Renew>(request).rank);
+    seen.push_back(std::get<Renew>(request).number);
     respond(Message(Empty{}));
   };
   handler.bulk_end = [&](ServerChannel&, const BulkHeader&, std::unique_ptr<BulkReceipt> receipt) {

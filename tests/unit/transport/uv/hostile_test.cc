@@ -16,7 +16,7 @@ namespace {
 
 class HostileTest : public NetworkTest {
  protected:
-  uv::Fd guest() {
+  uv::Fd raw_connection() {
     uv::Fd fd = connect_raw(port_of(listener->address()));
     timeval timeout{20, 0};
     setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
@@ -33,7 +33,7 @@ class HostileTest : public NetworkTest {
     put(fd, words.begin(), words.asBytes().size());
   }
   // Reads until the server ends the connection; false when it does not.
-  static bool shown_out(const uv::Fd& fd) {
+  static bool was_closed(const uv::Fd& fd) {
     char buffer[4096];
     for (;;) {
       const ssize_t n = receive_raw(fd, buffer, sizeof buffer);
@@ -57,7 +57,7 @@ class HostileTest : public NetworkTest {
     return bytes;
   }
   uv::Fd challenged(const std::vector<uint8_t>& hello, Nonce* nonce) {
-    uv::Fd fd = guest();
+    uv::Fd fd = raw_connection();
     put(fd, hello);
     auto challenge = decode_challenge(receive(fd));
     EXPECT_TRUE(challenge.ok() && challenge.value().refused.ok());
@@ -92,28 +92,28 @@ TEST_F(HostileTest, GarbageInsteadOfAHelloEndsTheConnectionOnly) {
   using std::literals::operator""sv;
   for (std::string_view text :
        {"GET / HTTP/1.1\r\nHost: x\r\n\r\n"sv, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00\x00"sv}) {
-    auto fd = guest();
+    auto fd = raw_connection();
     put(fd, text.data(), text.size());
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   std::mt19937 random(1);
   for (int i = 0; i < 50; ++i) {
-    auto fd = guest();
+    auto fd = raw_connection();
     std::vector<uint8_t> bytes(16 + random() % 200);
     for (auto& b : bytes) b = static_cast<uint8_t>(random());
     bytes[0] = static_cast<uint8_t>(random() % 3), bytes[1] = bytes[2] = bytes[3] = 0;
     put(fd, bytes);
     ::shutdown(fd.get(), SHUT_WR);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   still_works();
 }
 
 TEST_F(HostileTest, AHugeHelloIsNotWaitedFor) {
   start();
-  auto fd = guest();
+  auto fd = raw_connection();
   put(fd, words({0, 0x10000000}));
-  EXPECT_TRUE(shown_out(fd));
+  EXPECT_TRUE(was_closed(fd));
   still_works();
 }
 
@@ -129,7 +129,7 @@ TEST_F(HostileTest, GarbageInsteadOfAProofEndsTheConnectionOnly) {
     bytes[0] = static_cast<uint8_t>(random() % 3), bytes[1] = bytes[2] = bytes[3] = 0;
     put(fd, bytes);
     ::shutdown(fd.get(), SHUT_WR);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   {  // a proof that is too short, and RPC instead of one
     Nonce nonce;
@@ -137,10 +137,10 @@ TEST_F(HostileTest, GarbageInsteadOfAProofEndsTheConnectionOnly) {
     capnp::MallocMessageBuilder message;
     message.initRoot<schema::Proof>().initMac(31);
     put(fd, message);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
     fd = challenged(hello, &nonce);
     put(fd, encode(Message(Renew{})));
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   on(*server, [&] { EXPECT_TRUE(handler.channels.empty() && handler.closes.empty()); });
   still_works();
@@ -158,7 +158,7 @@ TEST_F(HostileTest, AProofForAnotherHelloChallengeTokenOrSideIsRefused) {
     auto reply = decode_hello_reply(receive(fd));
     ASSERT_TRUE(reply.ok());
     EXPECT_EQ(reply.value().status.code(), Code::kUnauthorized);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   };
   auto fd = challenged(hello, &nonce);
   try_proof(prove(Side::kDialling, "secret", "", other_hello, nonce), std::move(fd));
@@ -188,7 +188,7 @@ TEST_F(HostileTest, ADialFailsWhenTheOtherSideCannotProveTheToken) {
     put(fd, encode(Challenge{{}, nonce}));
     receive(fd);
     put(fd, encode(HelloReply{{}, prove(Side::kAccepting, "guess", "", hello, nonce)}));
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   });
   auto dialled = dial(*client, "127.0.0.1:" + std::to_string(port), dial_options(*client));
   impostor.join();
@@ -209,7 +209,7 @@ TEST_F(HostileTest, ARefusalBeforeTheProofIsAnIoErrorOfOneLine) {
       uv::Fd fd(::accept(listening.get(), nullptr, nullptr));
       receive(fd);
       put(fd, encode(Challenge{Status(code, "one\ntwo\x1b[31m").with_rank(3, "elsewhere"), {}}));
-      EXPECT_TRUE(shown_out(fd));
+      EXPECT_TRUE(was_closed(fd));
     });
     auto dialled = dial(*client, "127.0.0.1:" + std::to_string(port), dial_options(*client));
     impostor.join();
@@ -250,9 +250,9 @@ TEST_F(HostileTest, TheTokenNeverTravelsAndARecordedStreamIsRefused) {
   for (const std::string& bytes : {sent, answered}) EXPECT_EQ(bytes.find(door.secret), std::string::npos);
   EXPECT_NE(sent.find("w0"), std::string::npos) << "the rest of the hello does";
 
-  auto replay = guest();
+  auto replay = raw_connection();
   put(replay, sent.data(), sent.size());
-  EXPECT_TRUE(shown_out(replay));
+  EXPECT_TRUE(was_closed(replay));
   on(*server, [&] {
     EXPECT_EQ(handler.channels.size(), 1u) << "the recorded stream was taken for a connection";
     EXPECT_TRUE(handler.closes.empty());
@@ -266,7 +266,7 @@ TEST_F(HostileTest, AFrameBeyondTheLimitsIsRefusedBeforeMemoryIsTaken) {
                       words({0xffffffff, 1}), words({511, 1}), words({1, 0xffffffff, 0xffffffff, 0})}) {
     auto fd = welcomed();
     put(fd, table);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   EXPECT_LT(server->counters().pooled_peak, 1u << 20);
   still_works();
@@ -306,14 +306,14 @@ TEST_F(HostileTest, RandomFramesAfterAGoodHelloBreakTheirOwnConnectionAtMost) {
       put(fd, bytes);
     }
     ::shutdown(fd.get(), SHUT_WR);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   still_works();
 }
 
 // A push whose Data is right in everything but one thing.
 void make_push(capnp::MallocMessageBuilder& message, uint32_t target, size_t nbytes, uint64_t operation,
-               std::vector<capnp::word>& payload) {
+               std::vector<uint64_t>& payload) {
   payload.resize((nbytes + 7) / 8);
   auto call = message.initRoot<capnp::rpc::Message>().initCall();
   call.setQuestionId(17);
@@ -338,11 +338,11 @@ TEST_F(HostileTest, APushToAnObjectThatIsNotThereLandsAndIsForgotten) {
   {
     auto fd = welcomed();
     capnp::MallocMessageBuilder message(128);
-    std::vector<capnp::word> payload;
+    std::vector<uint64_t> payload;
     make_push(message, 4711, 1000, 1, payload);
     put(fd, message);
     ::shutdown(fd.get(), SHUT_WR);
-    EXPECT_TRUE(shown_out(fd));
+    EXPECT_TRUE(was_closed(fd));
   }
   still_works();
   on(*server, [&] { EXPECT_EQ(ends, 0); });
@@ -362,7 +362,7 @@ TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
   };
   auto fd = welcomed();
   capnp::MallocMessageBuilder message(128);
-  std::vector<capnp::word> payload;
+  std::vector<uint64_t> payload;
   make_push(message, 0, 64, 1, payload);
   auto flat = capnp::messageToFlatArray(message);
   // Segment 1 is said to have 1000 words more than the Data in it.
@@ -374,7 +374,7 @@ TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
   bytes.resize(bytes.size() + 8000);
   put(fd, bytes);
   ::shutdown(fd.get(), SHUT_WR);
-  EXPECT_TRUE(shown_out(fd));
+  EXPECT_TRUE(was_closed(fd));
   on(*server, [&] { EXPECT_EQ(announced, 0u); });
   EXPECT_EQ(server->counters().landed, 0u);
   still_works();
@@ -382,7 +382,7 @@ TEST_F(HostileTest, APayloadLargerThanItsDataDoesNotLandBeyondIt) {
 
 // RPC keeps a call whose results the caller wants to fetch later (sendResultsTo.yourself), and the call's
 // message if nobody here has taken it; then there may be no memory for a large one.
-TEST_F(HostileTest, AGuestThatHoldsAMessageAndSendsALargeOneIsShownOut) {
+TEST_F(HostileTest, APeerThatHoldsAMessageAndSendsALargeOneIsDisconnected) {
   start("127.0.0.1:0", 4 << 20);
   auto fd = welcomed();
   capnp::MallocMessageBuilder hello, held;
@@ -397,14 +397,14 @@ TEST_F(HostileTest, AGuestThatHoldsAMessageAndSendsALargeOneIsShownOut) {
   put(fd, held);
   put(fd, words({0, (60 << 20) / 8}));
   ::shutdown(fd.get(), SHUT_WR);
-  EXPECT_TRUE(shown_out(fd));
+  EXPECT_TRUE(was_closed(fd));
   still_works();
 }
 
-TEST_F(HostileTest, GuestsWithoutAHelloDoNotKeepOthersOut) {
+TEST_F(HostileTest, ConnectionsWithoutAHelloDoNotKeepOthersOut) {
   start();
   std::vector<uv::Fd> silent;
-  for (int i = 0; i < 100; ++i) silent.push_back(guest());
+  for (int i = 0; i < 100; ++i) silent.push_back(raw_connection());
   connect();
   still_works();
 }

@@ -173,9 +173,9 @@ TEST_F(ListenerTest, AReplacedUnixSocketIsLeftToItsNewOwner) {
 TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
   start();
   // Sockets first, so that connecting needs no descriptor.
-  uv::Fd guest(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  uv::Fd queued(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   NoDescriptors exhausted;
-  ASSERT_EQ(connect_to_listener(guest), 0);  // into the backlog
+  ASSERT_EQ(connect_to_listener(queued), 0);  // into the backlog
   ASSERT_TRUE(eventually(*server, [&] { return server->counters().accept_pauses >= 2; }));
   // It pauses ten times a second or so; a loop that spins would have counted thousands.
   const uint64_t pauses = server->counters().accept_pauses;
@@ -192,7 +192,7 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
 TEST_F(ListenerTest, TheOldestSilentConnectionMakesRoomForANewOne) {
   start();
   std::vector<uv::Fd> silent;
-  for (int64_t i = 0; i < uv::Acceptor::kMostGuests; ++i) {
+  for (int64_t i = 0; i < uv::Acceptor::kMostPending; ++i) {
     silent.push_back(connect_raw(port_of(listener->address())));
     ASSERT_TRUE(silent.back());
   }
@@ -208,7 +208,7 @@ TEST_F(ListenerTest, AConnectionInItsHandshakeIsNotEvictedBeforeSilentOnes) {
   const std::vector<uint8_t> beginning = {0, 0, 0, 0};  // half a word: the hello goes on
   ASSERT_EQ(::send(speaking.get(), beginning.data(), beginning.size(), 0), 4);
   std::vector<uv::Fd> silent;
-  for (int64_t i = 0; i < 3 * uv::Acceptor::kMostGuests; ++i) {
+  for (int64_t i = 0; i < 3 * uv::Acceptor::kMostPending; ++i) {
     silent.push_back(connect_raw(port_of(listener->address())));
     ASSERT_TRUE(silent.back());
   }
@@ -272,13 +272,13 @@ TEST_F(ListenerTest, SilentConnectionsLeaveTheDescriptorsToTheProcess) {
     ASSERT_TRUE(flood.done());
     connect();  // behind all of them in the backlog
     EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
-    EXPECT_GE(make_uv_environment()->free_descriptors(), free_before - uv::Acceptor::kMostGuests - 8);
+    EXPECT_GE(make_uv_environment()->free_descriptors(), free_before - uv::Acceptor::kMostPending - 8);
   }
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-// The job's own connections come later; guests must not have taken what they need.
-TEST_F(ListenerTest, ReservedDescriptorsLowerTheNumberOfGuests) {
+// The job's own connections come later; pending ones must not have taken what they need.
+TEST_F(ListenerTest, ReservedDescriptorsLowerTheNumberOfPendingConnections) {
   rlimit before{}, low{};
   getrlimit(RLIMIT_NOFILE, &before);
   low = before;
@@ -300,7 +300,7 @@ TEST_F(ListenerTest, ReservedDescriptorsLowerTheNumberOfGuests) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
-// The process has used up its descriptors while a guest held one.
+// The process has used up its descriptors while a pending connection held one.
 TEST_F(ListenerTest, WithoutDescriptorsASilentConnectionMakesRoom) {
   start();
   uv::Fd silent = connect_raw(port_of(listener->address()));
@@ -316,14 +316,14 @@ TEST_F(ListenerTest, WithoutDescriptorsASilentConnectionMakesRoom) {
 TEST_F(ListenerTest, ADestroyedListenerAsksItsHandlerNoMore) {
   start();
   // Connected, but without a hello yet.
-  uv::Fd guest = connect_raw(port_of(listener->address()));
-  ASSERT_TRUE(guest);
+  uv::Fd pending = connect_raw(port_of(listener->address()));
+  ASSERT_TRUE(pending);
   EXPECT_TRUE(eventually(*server, [&] { return true; }));
   listener.reset();
   door.network = nullptr;  // on_hello would crash on it
   door.handler = nullptr;
   char byte;
-  EXPECT_LE(::recv(guest.get(), &byte, 1, 0), 0) << "the guest is shown out";
+  EXPECT_LE(::recv(pending.get(), &byte, 1, 0), 0) << "the pending connection was closed";
 }
 
 TEST_F(ListenerTest, AListenerMayOutliveItsNetwork) {

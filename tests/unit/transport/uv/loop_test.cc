@@ -226,6 +226,20 @@ TEST_F(LoopTest, CallersThatComeBackToBackDoNotWakeTheThreadEachTime) {
   EXPECT_LT(switches() - before, kCalls / 4);
 }
 
+TEST_F(LoopTest, ACallerRunsWhatItsLastTaskHasPosted) {
+  std::atomic<bool> done{false};
+  std::promise<std::thread::id> driver;
+  ASSERT_TRUE(loop->run(
+      [&] {
+        loop->schedule(loop->now() + 5ms, [&] {
+          loop->post([&] { driver.set_value(std::this_thread::get_id()); });
+          done = true;
+        });
+      },
+      done, soon()));
+  EXPECT_EQ(driver.get_future().get(), std::this_thread::get_id());
+}
+
 TEST_F(LoopTest, TheThreadBlocksAllSignals) {
   sigset_t mask;
   by_thread([&] { pthread_sigmask(SIG_SETMASK, nullptr, &mask); });

@@ -31,7 +31,7 @@ namespace dsgd::transport::test {
 
 using namespace std::chrono_literals;
 
-inline constexpr Duration kLong = 20s;  // a test that waits so long has failed
+inline constexpr Duration kLong = 20s;  // a test that waits longer has failed
 
 // Tests change handlers and read what these have noted while the message that orders the two went through a
 // socket, which a thread sanitizer does not follow. Passing through one lock on both sides says so in the
@@ -118,7 +118,7 @@ inline std::vector<std::byte> pattern(size_t n, unsigned seed) {
 class OwnedSink {
  public:
   virtual ~OwnedSink() = default;
-  virtual std::byte* place(size_t offset, size_t n) = 0;
+  virtual std::byte* destination(size_t offset, size_t n) = 0;
   virtual void take(size_t offset, std::span<const std::byte> piece) = 0;
 };
 
@@ -126,7 +126,7 @@ class CopySink final : public OwnedSink {
  public:
   enum class Mode { kPlace, kPieces };
   CopySink(size_t n, Mode mode) : data(n), mode_(mode) {}
-  std::byte* place(size_t offset, size_t) override {
+  std::byte* destination(size_t offset, size_t) override {
     return mode_ == Mode::kPlace ? data.data() + offset : nullptr;
   }
   void take(size_t offset, std::span<const std::byte> piece) override {
@@ -229,6 +229,7 @@ inline Status send(Network& network, ClientChannel& channel, const BulkHeader& h
 
 class NetworkTest : public ::testing::Test {
  protected:
+  void revoke_half_sent_span(size_t nbytes);  // through a Relay; ends the connection
   void start(const std::string& address = "127.0.0.1:0", size_t receive_memory = 64 << 20) {
     auto env = make_uv_environment();
     server = std::move(env->new_network("test-server", receive_memory)).value();
@@ -395,5 +396,36 @@ class Relay {
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
+
+// Sends a span, of which the relay holds back the end, revokes it, and writes over it: what arrives is what
+// was sent.
+inline void NetworkTest::revoke_half_sent_span(size_t nbytes) {
+  Relay relay(port_of(listener->address()));
+  connect(dial_options(*client), relay.address());
+  ASSERT_TRUE(call(*client, *channel, Message(Empty{})).ok());
+  std::vector<std::byte> data = pattern(nbytes, 3);
+  const std::vector<std::byte> original = data;
+  CopySink sink(data.size(), CopySink::Mode::kPlace);
+  handler.bulk = [&](ServerChannel&, const BulkHeader&, size_t) -> OwnedSink* { return &sink; };
+  bool complete = false;
+  handler.landed = [&](const BulkHeader&) { complete = true; };
+  relay.limit(relay.forwarded() + 300000);
+  BulkHeader header;
+  header.operation = 9;
+  on(*client, [&] { channel->send(header, data, [](const Status&) {}); });
+  constexpr std::ptrdiff_t kArrives = 200002;
+  ASSERT_TRUE(eventually(
+      *server, [&] { return std::equal(data.begin(), data.begin() + kArrives, sink.data.begin()); }));
+  on(*client, [&] {
+    channel->revoke(9);
+    std::fill(data.begin(), data.end(), std::byte{0});
+  });
+  relay.limit(INT64_MAX);
+  ASSERT_TRUE(eventually(*server, [&] { return complete || !handler.closes.empty(); }));
+  EXPECT_TRUE(complete) << (handler.closes.empty() ? "" : handler.closes[0].message());
+  EXPECT_TRUE(sink.data == original);
+  EXPECT_TRUE(call(*client, *channel, Message(Empty{})).ok());
+  end();
+}
 
 }  // namespace dsgd::transport::test

@@ -30,23 +30,15 @@ final class Buffers {
     DType elements = typeOf(buffer, name);
     if (holder(elements) != holder(type) && elements != DType.UINT8) {
       throw DsgdException.invalid(
-          name
-              + " holds "
-              + elements
-              + ", but "
-              + type
-              + " is needed; pass a buffer of "
-              + type
-              + " or a ByteBuffer");
+          "%s holds %s, but %s is needed; pass a buffer of %3$s or a ByteBuffer"
+              .formatted(name, elements, type));
     }
     ByteOrder order = order(buffer);
     if (order != ByteOrder.nativeOrder() && type.size() > 1) {
       throw DsgdException.invalid(
-          name
-              + " has byte order "
-              + order
-              + "; call order(ByteOrder.nativeOrder()) on the ByteBuffer, before its"
-              + " asFloatBuffer() or the like");
+          ("%s has byte order %s; call order(ByteOrder.nativeOrder()) on the ByteBuffer, before its"
+                  + " asFloatBuffer() or the like")
+              .formatted(name, order));
     }
     boolean whole = buffer.position() == 0 && buffer.limit() == buffer.capacity();
     Buffer range = whole ? buffer : buffer.slice();
@@ -60,19 +52,9 @@ final class Buffers {
 
   /** An array that dsgd reads, and that must be of this type. */
   static NativeArray readable(NativeArray array, DType type, String name) {
-    if (array == null) {
-      throw DsgdException.invalid(name + " is null; pass an array");
-    }
-    array.requireAlive(name);
-    if (array.type != type) {
+    if (typeOf(array, name) != type) {
       throw DsgdException.invalid(
-          name
-              + " holds "
-              + array.type
-              + ", but "
-              + type
-              + " is needed; pass an array of "
-              + type);
+          "%s holds %s, but %s is needed; pass an array of %3$s".formatted(name, array.type, type));
     }
     return array;
   }

@@ -10,12 +10,16 @@ import java.time.Duration;
 public final class Channel extends Collectives {
   private final Session session;
   private final int number;
+  private final long timeoutMillis;
+  private final long stream;
   private final long[] options;
 
-  Channel(Session session, int number, long timeoutMillis) {
+  Channel(Session session, int number, long timeoutMillis, long stream) {
     this.session = session;
     this.number = number;
-    this.options = new long[] {0, timeoutMillis, number};
+    this.timeoutMillis = timeoutMillis;
+    this.stream = stream;
+    this.options = new long[] {0, timeoutMillis, number, stream};
   }
 
   /**
@@ -23,7 +27,19 @@ public final class Channel extends Collectives {
    * step_timeout}.
    */
   public Channel withTimeout(Duration timeout) {
-    return new Channel(session, number, Natives.millis(timeout));
+    return new Channel(session, number, Natives.millis(timeout), stream);
+  }
+
+  /**
+   * The same channel for collectives on memory of a GPU, which is a {@link NativeArray} at a device
+   * pointer ({@link NativeArray#at}). Each collective reads and writes it after the work that the
+   * stream held at the call; when it has ended, the result is in memory, for work in every stream.
+   *
+   * @param stream numbered as in DLPack; 1 for the GPU's default stream, which also counts for
+   *     memory of a GPU where no stream is given
+   */
+  public Channel withStream(long stream) {
+    return new Channel(session, number, timeoutMillis, stream);
   }
 
   @Override

@@ -210,11 +210,8 @@ public abstract sealed class Collectives permits Session, Channel {
     int size = session().size();
     if (elementCounts.length != size) {
       throw DsgdException.invalid(
-          "elementCounts has "
-              + elementCounts.length
-              + " numbers but there are "
-              + size
-              + " workers; pass one for each");
+          "elementCounts has %s numbers but there are %s workers; pass one for each"
+              .formatted(elementCounts.length, size));
     }
     for (int rank = 0; rank < elementCounts.length; rank++) {
       if (elementCounts[rank] < 0) {

@@ -1,6 +1,7 @@
 package io.dsgd;
 
 import java.nio.file.Path;
+import java.util.function.LongConsumer;
 
 /**
  * How to join a job: string keys with string values. A value comes from {@link #set}, else from the
@@ -54,9 +55,9 @@ public final class Config implements AutoCloseable {
   }
 
   /** Calls C with a configuration, or with NULL for null. */
-  static void with(Config config, Handle.Use use) {
+  static void with(Config config, LongConsumer use) {
     if (config == null) {
-      use.with(0);
+      use.accept(0);
     } else {
       config.handle.use(use);
     }

@@ -1,13 +1,14 @@
 package io.dsgd;
 
 import java.lang.ref.Cleaner;
+import java.util.concurrent.atomic.AtomicLong;
 
 /**
  * A pointer to a DLPack 1.x {@code DLManagedTensorVersioned}, for exchange with native libraries of
  * the same process. Its holder calls the deleter: {@link #close}, or the collector.
  */
 public final class DlpackTensor implements AutoCloseable {
-  private final Owned owned;
+  private final AtomicLong owned;
   private final Cleaner.Cleanable cleanable;
 
   /**
@@ -20,25 +21,24 @@ public final class DlpackTensor implements AutoCloseable {
       throw DsgdException.invalid(
           "the address of the DLPack tensor is 0; pass that of a DLManagedTensorVersioned");
     }
-    owned = new Owned(address);
-    cleanable = Natives.CLEANER.register(this, owned);
+    AtomicLong own = new AtomicLong(address); // the cleaner must not refer to this
+    owned = own;
+    cleanable = Natives.CLEANER.register(this, () -> Raw.dlpack_delete(own.getAndSet(0)));
   }
 
   /** The address of the struct; 0 after close or once it was bound. */
   public synchronized long address() {
-    return owned.address;
+    return owned.get();
   }
 
   /** The address of the first element; 0 after close or once it was bound. */
   public synchronized long data() {
-    return Raw.dlpack_data(owned.address);
+    return Raw.dlpack_data(owned.get());
   }
 
   /** The struct becomes the caller's, who calls its deleter. */
   public synchronized long release() {
-    long address = owned.address;
-    owned.address = 0;
-    return address;
+    return owned.getAndSet(0);
   }
 
   /** Calls the deleter, unless the tensor was released or bound. Closing twice is fine. */
@@ -72,23 +72,9 @@ public final class DlpackTensor implements AutoCloseable {
   }
 
   private static long address(DlpackTensor tensor, String name) {
-    if (tensor != null && tensor.owned.address == 0) {
+    if (tensor != null && tensor.owned.get() == 0) {
       throw DsgdException.closed("the DLPack tensor of the " + name);
     }
-    return tensor == null ? 0 : tensor.owned.address;
-  }
-
-  private static final class Owned implements Runnable {
-    private long address;
-
-    Owned(long address) {
-      this.address = address;
-    }
-
-    @Override
-    public void run() {
-      Raw.dlpack_delete(address);
-      address = 0;
-    }
+    return tensor == null ? 0 : tensor.owned.get();
   }
 }

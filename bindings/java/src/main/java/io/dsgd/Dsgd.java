@@ -119,7 +119,7 @@ public final class Dsgd {
     for (long i = 0; i < Raw.dsgd_config_key_count(); i++) {
       String[] row = new String[6];
       Raw.dsgd_config_key_at(i, row);
-      keys.add(new ConfigKey(row));
+      keys.add(new ConfigKey(row[0], row[1], row[2], row[3], row[4], row[5]));
     }
     return List.copyOf(keys);
   }

@@ -1,5 +1,6 @@
 package io.dsgd;
 
+import java.io.Serializable;
 import java.util.regex.Pattern;
 
 /**
@@ -7,92 +8,82 @@ import java.util.regex.Pattern;
  * kind of error; kinds that programs catch have a class of their own, too.
  */
 public class DsgdException extends RuntimeException {
-  private static final long serialVersionUID = 2;
+  private static final long serialVersionUID = 3;
 
   // A value in a message is quoted, and stays as it is.
   private static final Pattern C_NAME = Pattern.compile("(?<![\\w'/.-])(?:dsgd|DSGD)_\\w+");
 
-  private final Status status;
-  private final int code;
-  private final int rank;
-  private final String host;
-  private final String operation;
-  private final String parameter;
+  private record Failure(
+      int code, int rank, String host, String operation, String parameter, String message)
+      implements Serializable {}
 
-  private DsgdException(
-      int code, int rank, String host, String operation, String parameter, String message) {
-    super(message);
-    this.status = Status.of(code);
-    this.code = code;
-    this.rank = rank;
-    this.host = host;
-    this.operation = operation;
-    this.parameter = parameter;
+  private final Failure failure;
+
+  private DsgdException(Failure failure) {
+    super(failure.message);
+    this.failure = failure;
   }
 
   /** The kind of the error; {@link Status#UNKNOWN} for that of a newer library. */
   public Status status() {
-    return status;
+    return Status.of(failure.code);
   }
 
   /** The number of the status in dsgd.h: negative, never reused. */
   public int code() {
-    return code;
+    return failure.code;
   }
 
   /** Rank of the worker concerned; -1 if none. */
   public int rank() {
-    return rank;
+    return failure.rank;
   }
 
   /** Host concerned; empty if none. */
   public String host() {
-    return host;
+    return failure.host;
   }
 
   /** Operation that failed, such as {@code step 17}; empty if none. */
   public String operation() {
-    return operation;
+    return failure.operation;
   }
 
   /** Parameter or configuration key concerned; empty if none. */
   public String parameter() {
-    return parameter;
+    return failure.parameter;
   }
 
   /** A worker or the head died, stopped, left or cannot be reached. */
   public static final class WorkerLost extends DsgdException {
-    private static final long serialVersionUID = 2;
+    private static final long serialVersionUID = 3;
 
-    private WorkerLost(
-        int code, int rank, String host, String operation, String parameter, String message) {
-      super(code, rank, host, operation, parameter, message);
+    private WorkerLost(Failure failure) {
+      super(failure);
     }
   }
 
   /** The deadline of the operation passed; the message names who is missing. */
   public static final class Timeout extends DsgdException {
-    private static final long serialVersionUID = 2;
+    private static final long serialVersionUID = 3;
 
-    private Timeout(
-        int code, int rank, String host, String operation, String parameter, String message) {
-      super(code, rank, host, operation, parameter, message);
+    private Timeout(Failure failure) {
+      super(failure);
     }
   }
 
   /** Workers disagree: names, shapes, types, order of operations, settings. */
   public static final class Mismatch extends DsgdException {
-    private static final long serialVersionUID = 2;
+    private static final long serialVersionUID = 3;
 
-    private Mismatch(
-        int code, int rank, String host, String operation, String parameter, String message) {
-      super(code, rank, host, operation, parameter, message);
+    private Mismatch(Failure failure) {
+      super(failure);
     }
   }
 
   /** The same failure with the stack of the calling thread, for one that arose in another. */
   DsgdException rethrown() {
-    DsgdException here = of(code, rank, host, operation, parameter, getMessage());
+    DsgdException here = of(failure);
     here.initCause(this);
     return here;
   }
@@ -124,18 +115,16 @@ public class DsgdException extends RuntimeException {
     if (message.isEmpty()) {
       return ofCode(code, "the call");
     }
-    String op = inJava(operation);
-    String text = inJava(message);
-    switch (Status.of(code)) {
-      case WORKER_LOST:
-        return new WorkerLost(code, rank, host, op, parameter, text);
-      case TIMEOUT:
-        return new Timeout(code, rank, host, op, parameter, text);
-      case MISMATCH:
-        return new Mismatch(code, rank, host, op, parameter, text);
-      default:
-        return new DsgdException(code, rank, host, op, parameter, text);
-    }
+    return of(new Failure(code, rank, host, inJava(operation), parameter, inJava(message)));
+  }
+
+  private static DsgdException of(Failure failure) {
+    return switch (Status.of(failure.code)) {
+      case WORKER_LOST -> new WorkerLost(failure);
+      case TIMEOUT -> new Timeout(failure);
+      case MISMATCH -> new Mismatch(failure);
+      default -> new DsgdException(failure);
+    };
   }
 
   /** A text of the library with Java's names in the place of C's. */

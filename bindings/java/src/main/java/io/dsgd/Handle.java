@@ -9,11 +9,6 @@ import java.util.function.LongFunction;
  * uses it has returned.
  */
 final class Handle {
-  /** A call that needs the pointer and returns nothing. */
-  interface Use {
-    void with(long pointer);
-  }
-
   private final long pointer;
   private final String what;
   private final LongConsumer free;
@@ -33,6 +28,11 @@ final class Handle {
     }
     uses++;
     return pointer;
+  }
+
+  /** As acquire(); 0 if it is closed. */
+  synchronized long tryAcquire() {
+    return closed ? 0 : acquire();
   }
 
   void release() {
@@ -60,10 +60,10 @@ final class Handle {
     return closed;
   }
 
-  void use(Use use) {
+  void use(LongConsumer use) {
     long p = acquire();
     try {
-      use.with(p);
+      use.accept(p);
     } finally {
       release();
     }

@@ -15,6 +15,13 @@ public final class Head implements AutoCloseable {
    * Binds the configuration's {@code head} address (port 0: any) and serves one job until it is
    * closed.
    *
+   * <p>With the key {@code head_state}, a path, the head keeps its job in that file. If the head is
+   * lost, the workers train on and dial it again, for {@code head_timeout}. A head that is then
+   * started at the same address, with the same file, keys and token, goes on with the job. {@link
+   * #close} does not remove the file; the end of the job does. With {@code head_state} =
+   * "etcd://HOST:PORT/PREFIX" several heads of a job may run on several machines: one serves, the
+   * others stand by. The workers' key {@code head} lists the addresses of all.
+   *
    * @param config null: environment and defaults
    */
   public static Head start(Config config) {

@@ -178,7 +178,7 @@ final class InFlight {
       try {
         wait();
       } catch (InterruptedException e) {
-        // Nobody has a reason to interrupt this thread, and it has nothing else to do.
+        // No code interrupts this thread on purpose, and it has nothing else to do.
       }
     }
   }

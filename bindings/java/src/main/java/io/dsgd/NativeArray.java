@@ -1,5 +1,6 @@
 package io.dsgd;
 
+import java.lang.ref.Reference;
 import java.nio.Buffer;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
@@ -27,12 +28,8 @@ public final class NativeArray {
     }
     if (nbytes % type.size() != 0) {
       throw DsgdException.invalid(
-          "an array of "
-              + type
-              + " cannot have "
-              + nbytes
-              + " bytes; pass a multiple of "
-              + type.size());
+          "an array of %s cannot have %s bytes; pass a multiple of %s"
+              .formatted(type, nbytes, type.size()));
     }
     if (address == 0 && nbytes > 0) {
       throw DsgdException.invalid(
@@ -126,13 +123,8 @@ public final class NativeArray {
   public NativeArray slice(long begin, long length) {
     if (begin < 0 || length < 0 || begin > length() - length) {
       throw DsgdException.invalid(
-          "slice("
-              + begin
-              + ", "
-              + length
-              + ") exceeds the array's "
-              + length()
-              + " elements; pass a range within it");
+          "slice(%s, %s) exceeds the array's %s elements; pass a range within it"
+              .formatted(begin, length, length()));
     }
     return new NativeArray(
         address + begin * type.size(), length * type.size(), type, writable, this);
@@ -151,7 +143,7 @@ public final class NativeArray {
               + " of the array or its segment()");
     }
     ByteBuffer buffer = (ByteBuffer) Raw.buffer_over(address, nbytes);
-    Natives.keep(this, buffer);
+    Natives.CLEANER.register(buffer, () -> Reference.reachabilityFence(this)); // keeps the memory
     return (writable ? buffer : buffer.asReadOnlyBuffer()).order(ByteOrder.nativeOrder());
   }
 

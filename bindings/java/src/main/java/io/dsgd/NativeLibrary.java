@@ -8,6 +8,7 @@ import java.nio.file.Path;
 import java.security.CodeSource;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Optional;
 import java.util.jar.JarFile;
 
@@ -75,14 +76,9 @@ final class NativeLibrary {
       System.loadLibrary("dsgd_jni");
     } catch (UnsatisfiedLinkError e) {
       throw linkError(
-          "cannot load "
-              + JNI
-              + ": "
-              + e.getMessage()
-              + "; this jar has no natives for "
-              + platform()
-              + " and there are none beside it: set -Ddsgd.library.path to the folder that holds"
-              + " them, or use a jar made by build-jar",
+          ("cannot load %s: %s; this jar has no natives for %s and there are none beside it: set"
+                  + " -Ddsgd.library.path to the folder that holds them, or use a jar made by build-jar")
+              .formatted(JNI, e.getMessage(), platform()),
           e);
     }
   }
@@ -108,11 +104,8 @@ final class NativeLibrary {
       System.load(folder.resolve(JNI).toString());
     } catch (IOException e) {
       throw linkError(
-          "cannot unpack the natives of the dsgd jar to "
-              + System.getProperty("java.io.tmpdir")
-              + ": "
-              + e
-              + "; set -Djava.io.tmpdir to a folder that can be written",
+          "cannot unpack the natives of the dsgd jar to %s: %s; set -Djava.io.tmpdir to a folder that can be written"
+              .formatted(System.getProperty("java.io.tmpdir"), e),
           e);
     } finally {
       for (Path file : written) {
@@ -126,8 +119,6 @@ final class NativeLibrary {
   }
 
   private static String platform() {
-    return System.getProperty("os.name").toLowerCase(java.util.Locale.ROOT)
-        + "-"
-        + System.getProperty("os.arch");
+    return System.getProperty("os.name").toLowerCase(Locale.ROOT) + "-" + System.getProperty("os.arch");
   }
 }

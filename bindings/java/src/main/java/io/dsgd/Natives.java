@@ -1,12 +1,12 @@
 package io.dsgd;
 
 import java.lang.ref.Cleaner;
-import java.lang.ref.Reference;
-import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 
 /** Small things that several classes need on the way to C. */
 final class Natives {
@@ -20,6 +20,16 @@ final class Natives {
   static final int SLICE_MS = 20;
 
   private Natives() {}
+
+  /** Called from the native code. Half a surrogate pair becomes a question mark. */
+  static byte[] utf8Of(String text) {
+    return text.getBytes(StandardCharsets.UTF_8);
+  }
+
+  /** Called from the native code. Bytes that are not UTF-8 become U+FFFD. */
+  static String stringOf(byte[] utf8) {
+    return new String(utf8, StandardCharsets.UTF_8);
+  }
 
   /** Milliseconds for C, rounded up; -1, C's own limit, for null. */
   static int millis(Duration timeout) {
@@ -69,16 +79,11 @@ final class Natives {
     T await(int millis) throws InterruptedException;
   }
 
-  /** A call that C offers only as one that blocks. */
-  interface Blocking<T> {
-    T call();
-  }
-
   /**
    * Runs a call of C that blocks in a thread of its own, so that an interrupt ends the wait for it at
    * once. The call itself goes on then, and {@code abandoned} gets its result.
    */
-  static <T> T interruptibly(String name, Blocking<T> blocking, Consumer<T> abandoned)
+  static <T> T interruptibly(String name, Supplier<T> blocking, Consumer<T> abandoned)
       throws InterruptedException {
     if (Thread.interrupted()) {
       throw new InterruptedException("interrupted before " + name);
@@ -88,7 +93,7 @@ final class Natives {
         new Thread(
             () -> {
               try {
-                result.complete(blocking.call());
+                result.complete(blocking.get());
               } catch (Throwable e) {
                 result.completeExceptionally(e);
               }
@@ -123,10 +128,5 @@ final class Natives {
       throw DsgdException.ofCode(number, what);
     }
     return number;
-  }
-
-  /** Keeps {@code owner} reachable as long as the buffer or a view of it is. */
-  static void keep(Object owner, ByteBuffer buffer) {
-    CLEANER.register(buffer, () -> Reference.reachabilityFence(owner));
   }
 }

@@ -122,10 +122,8 @@ public final class Operation<T> {
 
   /** Ends it with {@link Status#ABORTED}, unless it has ended. */
   void abort(String reason) {
-    long p;
-    try {
-      p = handle.acquire();
-    } catch (DsgdException e) { // it has ended
+    long p = handle.tryAcquire();
+    if (p == 0) {
       return;
     }
     try {
@@ -137,10 +135,8 @@ public final class Operation<T> {
 
   /** Waits for a slice. */
   private boolean hasEndedInC(int timeoutMs) throws InterruptedException {
-    long p;
-    try {
-      p = handle.acquire();
-    } catch (DsgdException e) { // another thread has already ended this operation
+    long p = handle.tryAcquire();
+    if (p == 0) { // another thread has already ended this operation
       return true;
     }
     try {

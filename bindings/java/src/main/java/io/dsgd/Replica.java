@@ -34,9 +34,8 @@ public final class Replica {
     if (!device.equals("cpu")) {
       throw DsgdException.of(
           Status.UNSUPPORTED,
-          "buffers of a replica on "
-              + device
-              + " cannot be Java buffers; bind DLPack tensors of that device with bindDlpack");
+          "buffers of a replica on %s cannot be Java buffers; bind DLPack tensors of that device with bindDlpack"
+              .formatted(device));
     }
   }
 
@@ -97,10 +96,9 @@ public final class Replica {
           if (g == null && parameter.isTrained() && v.nbytes > 0) {
             throw DsgdException.invalid(
                 parameter.name(),
-                "parameter '"
-                    + parameter.name()
-                    + "' is trained and needs a gradient buffer; give one, or add the parameter with"
-                    + " addUntrained");
+                ("parameter '%s' is trained and needs a gradient buffer; give one, or add the parameter with"
+                        + " addUntrained")
+                    .formatted(parameter.name()));
           }
           Raw.dsgd_bind(pointer, p, v, g);
           session.inFlight().keepBound(pointer, p, v, g);

@@ -19,9 +19,8 @@ final class Segments {
 
   private static UnsupportedOperationException unsupported() {
     return new UnsupportedOperationException(
-        "MemorySegment needs Java 22 or later and dsgd.jar with 'Multi-Release: true' in its"
-            + " manifest; this is Java "
-            + Runtime.version()
-            + "; run Java 22 or later, or use NativeArray.of or NativeArray.at");
+        ("MemorySegment needs Java 22 or later and dsgd.jar with 'Multi-Release: true' in its manifest; this"
+                + " is Java %s; run Java 22 or later, or use NativeArray.of or NativeArray.at")
+            .formatted(Runtime.version()));
   }
 }

@@ -11,6 +11,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
+import java.util.function.LongConsumer;
 import java.util.function.LongFunction;
 
 /**
@@ -42,7 +43,6 @@ public final class Session extends Collectives implements AutoCloseable {
 
   static final long[] DEFAULTS = null; // options of an operation
   private static final int NO_DTYPE = -1;
-  private static final long[] NO_SHAPE = {};
 
   private final Handle handle;
 
@@ -74,7 +74,6 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   // ---- Membership
-  // ---------------------------------------------------------------------------------------------------
 
   /** 0 .. size - 1. */
   public int rank() {
@@ -156,7 +155,8 @@ public final class Session extends Collectives implements AutoCloseable {
   /**
    * Ends the membership in good order. Operations in flight have a second to end, so that the end of
    * a try statement does not wait for workers that do not come. {@link #close(Duration)} gives them
-   * longer.
+   * longer. If the job outlives losses, use {@code close(null)}: it waits until the last step is final
+   * on all workers, which takes longer than a second if one of them is lost meanwhile.
    */
   @Override
   public void close() {
@@ -173,7 +173,8 @@ public final class Session extends Collectives implements AutoCloseable {
    * throws a {@link DsgdException} of {@link Status#INVALID_ARGUMENT}; the session is closed all the
    * same.
    *
-   * @param timeout how long to wait for operations; null: up to their own deadlines
+   * @param timeout how long to wait for operations, and for the last step to be final (dsgd_close in
+   *     dsgd.h); null: up to their own deadlines
    */
   public void close(Duration timeout) {
     int timeoutMs = Natives.millis(timeout);
@@ -196,10 +197,8 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   private void closeNow(int timeoutMs) {
-    long s;
-    try {
-      s = handle.acquire();
-    } catch (DsgdException e) { // closed before
+    long s = handle.tryAcquire();
+    if (s == 0) {
       return;
     }
     try {
@@ -227,7 +226,6 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   // ---- Setting up
-  // -----------------------------------------------------------------------------------------------------
 
   /**
    * Registers a tensor that is trained, before start. All workers register the same in the same
@@ -249,11 +247,8 @@ public final class Session extends Collectives implements AutoCloseable {
     if (type == null || shape == null) {
       throw DsgdException.invalid(
           name,
-          "parameter '"
-              + name
-              + "' needs a type and a shape; "
-              + (type == null ? "type" : "shape")
-              + " is null");
+          "parameter '%s' needs a type and a shape; %s is null"
+              .formatted(name, type == null ? "type" : "shape"));
     }
     return inTurnGet(
         s -> {
@@ -306,8 +301,7 @@ public final class Session extends Collectives implements AutoCloseable {
   /**
    * Factor to multiply the loss by before the next backward pass; 1 unless {@code
    * loss_scale} is configured. A step whose mean gradient is not finite then changes nothing on any
-   * worker: its result is neither {@link StepResult#applied} nor {@link StepResult#allDone}. Any
-   * thread.
+   * worker: its result is {@link StepResult#skipped}. Any thread.
    */
   public double lossScale() {
     double scale = handle.get(Raw::dsgd_loss_scale);
@@ -339,8 +333,46 @@ public final class Session extends Collectives implements AutoCloseable {
         });
   }
 
+  // ---- Checkpoints
+  // --------------------------------------------------------------------------------------------------
+
+  /**
+   * Saves the model, the optimizer's state, the step and the data shards. All workers call it
+   * between the same steps. Returns when the checkpoint exists.
+   *
+   * @param folder on a file system that all workers share; null: the configured checkpoint_dir
+   */
+  public void saveCheckpoint(String folder) throws InterruptedException {
+    runInTurn((s, op) -> Raw.dsgd_checkpoint_save(s, folder, DEFAULTS, op));
+  }
+
+  /**
+   * As {@link #saveCheckpoint}, in the background: the model may change as soon as this returns, and
+   * files are written beside the next steps.
+   */
+  public Operation<Void> saveCheckpointAsync(String folder) throws InterruptedException {
+    turn.lockInterruptibly();
+    try {
+      return inFlight.begin(
+          this, (s, op) -> Raw.dsgd_checkpoint_save(s, folder, DEFAULTS, op), op -> null);
+    } finally {
+      turn.unlock();
+    }
+  }
+
+  /**
+   * Loads a checkpoint after start. {@link SessionInfo#steps} then counts its steps, and the shards
+   * that were made before go on where it was taken. The number of workers and the strategy may be
+   * others. {@link Status#NOT_FOUND}: there is none.
+   *
+   * @param folder whose newest checkpoint is loaded, or the checkpoint folder/step-NNNNNNNNNN itself;
+   *     null: the configured checkpoint_dir
+   */
+  public void loadCheckpoint(String folder) throws InterruptedException {
+    runInTurn((s, op) -> Raw.dsgd_checkpoint_load(s, folder, DEFAULTS, op));
+  }
+
   // ---- Steps
-  // --------------------------------------------------------------------------------------------------------
 
   /**
    * One synchronous step: the mean of all gradients, weighted, updates every replica.
@@ -416,23 +448,17 @@ public final class Session extends Collectives implements AutoCloseable {
    * @param number 0 to 3; the session itself uses channel 0
    */
   public Channel channel(int number) {
-    return new Channel(this, number, -1);
+    return new Channel(this, number, -1, 0);
   }
 
   // ---- Objects, shards, logs
-  // ------------------------------------------------------------------------------------------
 
   /**
    * Gives {@code data}, from position to limit, to every worker under {@code name}; returns when
    * all have it.
    */
   public void putObject(String name, ByteBuffer data) throws InterruptedException {
-    NativeArray checked = Buffers.readable(data, DType.UINT8, "data of object '" + name + "'");
-    inFlight.run(
-        this,
-        (s, op) -> Raw.dsgd_object_put(s, name, checked, NO_DTYPE, NO_SHAPE, DEFAULTS, op),
-        put -> null,
-        checked);
+    put(name, Buffers.readable(data, DType.UINT8, "data of object '" + name + "'"), NO_DTYPE);
   }
 
   /**
@@ -448,14 +474,7 @@ public final class Session extends Collectives implements AutoCloseable {
     if (type == null || shape == null) {
       throw DsgdException.invalid("type or shape of object '" + name + "' is null; give both");
     }
-    NativeArray checked = Buffers.readable(data, type, "data of object '" + name + "'");
-    long[] dimensions = shape.clone();
-    inFlight.run(
-        this,
-        (s, op) ->
-            Raw.dsgd_object_put(s, name, checked, type.code, dimensions, DEFAULTS, op),
-        put -> null,
-        checked);
+    put(name, Buffers.readable(data, type, "data of object '" + name + "'"), type.code, shape);
   }
 
   /** As {@link #putObject(String, Buffer, DType, long...)}, with all elements as one dimension. */
@@ -469,12 +488,15 @@ public final class Session extends Collectives implements AutoCloseable {
       throw DsgdException.invalid(
           "shape of object '" + name + "' is null; give the dimensions, none for a scalar");
     }
-    DType type = Buffers.typeOf(data, "data of object '" + name + "'");
+    put(name, data, Buffers.typeOf(data, "data of object '" + name + "'").code, shape);
+  }
+
+  private void put(String name, NativeArray data, int dtype, long... shape)
+      throws InterruptedException {
     long[] dimensions = shape.clone();
     inFlight.run(
         this,
-        (s, op) ->
-            Raw.dsgd_object_put(s, name, data, type.code, dimensions, DEFAULTS, op),
+        (s, op) -> Raw.dsgd_object_put(s, name, data, dtype, dimensions, DEFAULTS, op),
         put -> null,
         data);
   }
@@ -538,11 +560,8 @@ public final class Session extends Collectives implements AutoCloseable {
       }
       throw DsgdException.of(
           Status.WAIT_TIMEOUT,
-          "object '"
-              + name
-              + "' has not come within "
-              + timeout.toMillis()
-              + " ms: no worker has put it, or its data is still on the way");
+          "object '%s' has not come within %s ms: no worker has put it, or its data is still on the way"
+              .formatted(name, timeout.toMillis()));
     }
   }
 
@@ -627,7 +646,6 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   // ---- For the package
-  // ------------------------------------------------------------------------------------------------
 
   @Override
   Session session() {
@@ -643,7 +661,7 @@ public final class Session extends Collectives implements AutoCloseable {
     return inFlight;
   }
 
-  void use(Handle.Use use) {
+  void use(LongConsumer use) {
     handle.use(use);
   }
 
@@ -663,7 +681,7 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   /** Calls that C wants one at a time per session. */
-  void inTurn(Handle.Use use) {
+  void inTurn(LongConsumer use) {
     takeTurn();
     try {
       handle.use(use);
@@ -734,7 +752,7 @@ public final class Session extends Collectives implements AutoCloseable {
               try {
                 handle.use(s -> Raw.dsgd_close(s, 0));
               } catch (DsgdException e) {
-                // Nobody is left to be told.
+                // The caller is gone, so the error cannot be reported.
               }
               handle.close();
               inFlight.closed();

@@ -4,7 +4,8 @@ import java.util.Arrays;
 
 /**
  * The data shard of this worker: which sample indices it reads in an epoch. Over all workers every
- * index comes exactly once per epoch. It needs no close, but has one.
+ * index comes exactly once per epoch, also if workers are lost and the job goes on: then ask for
+ * more even if there was none. It needs no close, but has one.
  */
 public final class Shard implements AutoCloseable {
   private final Handle handle;
@@ -36,9 +37,14 @@ public final class Shard implements AutoCloseable {
     handle.use(s -> Raw.dsgd_shard_seek(s, epoch, position));
   }
 
+  /** The epoch that the shard is in: the last one set, or that of the checkpoint that was loaded. */
+  public synchronized long epoch() {
+    return handle.get(Raw::dsgd_shard_current_epoch);
+  }
+
   /**
-   * The position of all workers together, provided that each has drawn as many indices as this one:
-   * a checkpoint stores it for {@link #seek}.
+   * The position of all workers together, for {@link #seek}, provided that each has drawn as many
+   * indices as this one.
    */
   public synchronized long position() {
     return handle.get(Raw::dsgd_shard_position);

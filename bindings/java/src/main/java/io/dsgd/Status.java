@@ -25,7 +25,7 @@ public enum Status {
   NOT_FOUND(-10),
   /** The name or the worker id is taken. */
   EXISTS(-11),
-  /** Wrong token or job name, here or at the other side. */
+  /** Wrong token, job name or certificate, on either side. */
   UNAUTHORIZED(-12),
   /** An address cannot be resolved or connected to. */
   UNREACHABLE(-13),
@@ -42,12 +42,16 @@ public enum Status {
   TORN(-19),
   /** A defect of dsgd; please report the message. */
   INTERNAL(-20),
-  /** Workers or replicas hold different models; start a new session. */
+  /** Workers or replicas hold different models; load a checkpoint or start anew. */
   DIVERGED(-21),
   /** Received bytes failed their checksum; have the network checked. */
   CORRUPTED(-22),
-  /** Reserved: workers came or went during a collective; call again. */
+  /** A worker was lost or has joined; the job goes on without this call. */
   VIEW_CHANGED(-23),
+  /** Gradients of the step have NaN or infinity, with `nonfinite` = fail. */
+  NON_FINITE(-24),
+  /** The other workers go on without this one; it can only join another job. */
+  EVICTED(-25),
   /** A code of a newer library; {@link DsgdException#code} is its number. */
   UNKNOWN(1);
 

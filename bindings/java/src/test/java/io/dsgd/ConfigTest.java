@@ -89,7 +89,7 @@ class ConfigTest {
     try (Config config = new Config()) {
       String token = "naïve – 例 \uD83D\uDE00"; // two, three and four bytes in UTF-8
       assertEquals(token, config.set("token", token).get("token"));
-      assertEquals("\uFFFD", config.set("token", "\uD83D").get("token"), "half a surrogate pair");
+      assertEquals("?", config.set("token", "\uD83D").get("token"), "half a surrogate pair");
       DsgdException e =
           Fails.with(Status.INVALID_ARGUMENT, () -> config.set("token", "a\0b"));
       assertTrue(e.getMessage().contains("U+0000"), e.getMessage());

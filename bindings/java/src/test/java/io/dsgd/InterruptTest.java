@@ -214,7 +214,10 @@ final class InterruptTest {
   void interruptsEndJoining() throws Exception {
     try (Head lonely = Job.head(2);
         Config config = config().set("head", lonely.address()).set("num_workers", "2")) {
-      assertInterrupts(() -> Dsgd.init(config));
+      assertInterrupts(() -> Dsgd.init(config));  // ends the job at this head
+    }
+    try (Head lonely = Job.head(2);
+        Config config = config().set("head", lonely.address()).set("num_workers", "2")) {
       Caller joining = new Caller(() -> Dsgd.init(config));
       Throwable end = joining.interruptedWhen(() -> isJoining(joining.thread));
       assertInstanceOf(InterruptedException.class, end);

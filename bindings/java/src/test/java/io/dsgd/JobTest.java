@@ -114,6 +114,10 @@ class JobTest {
           assertEquals(2, data[0].get(0));
           assertEquals(4, data[1].get(0));
           Fails.with(Status.INVALID_ARGUMENT, () -> session.channel(4).barrier());
+          Channel streamed = session.channel(1).withStream(1).withTimeout(Duration.ofMinutes(1));
+          DsgdException refused =
+              Fails.with(Status.INVALID_ARGUMENT, () -> streamed.allReduce(data[0], Reduction.SUM));
+          assertTrue(refused.getMessage().contains("a stream is given"), refused.getMessage());
         });
   }
 
@@ -140,7 +144,7 @@ class JobTest {
           gradient.put(0, session.rank() == 0 ? 8 : 4).put(1, 1);
           StepResult result = session.step(session.rank() == 0 ? 1 : 3);
           assertEquals(
-              new StepResult(0, session.view(), 2, true, false, false, 4, result.gradientNorm())
+              new StepResult(0, session.view(), 2, true, false, false, 4, result.gradientNorm(), 0, -1, false)
                   .toString(),
               result.toString());
           assertArrayEquals(new float[] {5, -1}, Job.array(value), "10 - (1 * 8 + 3 * 4) / 4");

@@ -190,6 +190,34 @@ class SessionTest {
   }
 
   @Test
+  void checkpointIsSavedAndLoaded(@org.junit.jupiter.api.io.TempDir java.nio.file.Path folder) throws Exception {
+    Replica replica = session.addReplica("cpu");
+    Memory memory = replica.alloc(session.addParameter("w", DType.FLOAT32, 1));
+    session.start();
+    try (Shard shard = session.shard(100, 1)) {
+      shard.epoch(3);
+      shard.next(10);
+      memory.gradient().asFloatBuffer().put(0, 1f);
+      session.step(1);
+      float saved = memory.value().asFloatBuffer().get(0);
+      Operation<Void> save = session.saveCheckpointAsync(folder.toString());
+      session.step(1);
+      save.join();
+      assertNotEquals(saved, memory.value().asFloatBuffer().get(0));
+      shard.next(10);
+      session.loadCheckpoint(folder.toString());
+      assertEquals(saved, memory.value().asFloatBuffer().get(0));
+      assertEquals(1, session.info().steps());
+      assertEquals(3, shard.epoch());
+      assertEquals(10, shard.position());
+      session.step(1);
+      session.saveCheckpoint(folder.toString());
+    }
+    Fails.with(Status.NOT_FOUND, () -> session.loadCheckpoint(folder + "/nothing"));
+    Fails.with(Status.INVALID_ARGUMENT, () -> session.loadCheckpoint(null));
+  }
+
+  @Test
   void shardGoesOnInMidEpoch() throws Exception {
     try (Shard shard = session.shard(10, 3)) {
       shard.next(4);
@@ -294,7 +322,7 @@ class SessionTest {
     StepResult result = session.step(7);
     assertArrayEquals(new float[] {0, 0, -1}, Job.array(value));
     assertEquals(
-        new StepResult(0, session.view(), 1, true, false, false, 7, Math.sqrt(84)).toString(),
+        new StepResult(0, session.view(), 1, true, false, false, 7, Math.sqrt(84), 0, -1, false).toString(),
         result.toString());
     session.setLearningRate(1);
     session.step(1);
@@ -618,5 +646,42 @@ class SessionTest {
       assertEquals(-0.01f, value.get(1));
     }
     Fails.with(Status.CLOSED, scaled::lossScale);
+  }
+
+  @Test
+  void float16OnTheWireNeedsALossScale() throws Exception {
+    DsgdException e = Fails.with(Status.INVALID_ARGUMENT, () -> Job.alone("wire", "fp16"));
+    assertEquals("wire", e.parameter());
+    assertTrue(e.getMessage().contains("needs loss_scale"), e.getMessage());
+    Job.alone("wire", "bf16").close();
+  }
+
+  @Test
+  void gradientsThatAreNotFiniteSkipTheStepOrFailIt() throws Exception {
+    for (String nonfinite : List.of("skip", "fail")) {
+      try (Session checking = Job.alone("nonfinite", nonfinite)) {
+        Parameter weight = checking.addParameter("weight", DType.FLOAT32, 2);
+        Memory memory = checking.addReplica().alloc(weight);
+        FloatBuffer value = memory.value().asFloatBuffer();
+        FloatBuffer gradient = memory.gradient().asFloatBuffer();
+        checking.start();
+        gradient.put(1, Float.NaN);
+        if (nonfinite.equals("skip")) {
+          StepResult result = checking.step(1);
+          assertTrue(result.skipped() && !result.applied());
+          assertEquals(1, result.nonFinite());
+          assertEquals(0, result.nonFiniteRank());
+        } else {
+          DsgdException e = Fails.with(Status.NON_FINITE, () -> checking.step(1));
+          assertEquals("weight", e.parameter());
+          assertEquals(0, e.rank());
+        }
+        assertEquals(0, value.get(1));
+        gradient.put(1, 1);
+        StepResult result = checking.step(1);
+        assertTrue(result.applied() && !result.skipped());
+        assertEquals(-1, result.nonFiniteRank());
+      }
+    }
   }
 }

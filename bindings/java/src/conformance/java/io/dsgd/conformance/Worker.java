@@ -21,6 +21,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
+import java.util.Set;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 
@@ -29,6 +30,10 @@ import java.util.stream.Collectors;
  * tests/conformance/README.md.
  */
 public final class Worker {
+  /** Commands that one worker executes; the first word after them is its rank. */
+  private static final Set<String> OF_ONE_RANK =
+      Set.of("replica_weight", "absent", "stop", "put", "put_array");
+
   private final Config config = new Config();
   private final Model model = new Model();
   private final StringBuilder results = new StringBuilder();
@@ -84,6 +89,9 @@ public final class Worker {
 
   private String execute(String line, boolean trying) throws InterruptedException {
     String[] word = line.split(" ");
+    if (OF_ONE_RANK.contains(word[0]) && session.rank() != Integer.parseInt(word[1])) {
+      return "";
+    }
     switch (word[0]) {
       case "try" -> {
         return attempt(line.substring(4));
@@ -109,21 +117,9 @@ public final class Worker {
       case "fill" -> model.fillValues(session, seed(word[1]));
       case "start" -> session.start();
       case "rate" -> session.setLearningRate(Double.parseDouble(word[1]));
-      case "replica_weight" -> {
-        if (mine(word[1])) {
-          model.replica(Integer.parseInt(word[2])).setWeight(Double.parseDouble(word[3]));
-        }
-      }
-      case "absent" -> {
-        if (mine(word[1])) {
-          model.absent(word[2]);
-        }
-      }
-      case "stop" -> {
-        if (mine(word[1])) {
-          session.requestStop();
-        }
-      }
+      case "replica_weight" -> model.replica(Integer.parseInt(word[2])).setWeight(Double.parseDouble(word[3]));
+      case "absent" -> model.absent(word[2]);
+      case "stop" -> session.requestStop();
       case "step" -> {
         if (!model.gradients().isEmpty()) {
           model.fillGradients(session, seed(word[1]));
@@ -144,35 +140,29 @@ public final class Worker {
       case "digest" -> {
         return "digest=" + Pattern.hex(session.digest());
       }
-      case "put" -> {
-        if (mine(word[1])) {
+      case "put" ->
           session.putObject(
               word[2], Pattern.of(DType.UINT8, Integer.parseInt(word[3]), seed(word[4]), 0));
-        }
-      }
       case "get" -> {
         SharedObject object = session.getObject(word[1], trying ? Duration.ZERO : null);
         ByteBuffer data = object.data();
         return "nbytes=" + data.capacity() + " digest=" + Pattern.digest(List.of(data));
       }
       case "put_array" -> {
-        if (mine(word[1])) {
-          DType type = type(word[3]);
-          long[] shape = longs(word[4]);
-          int count = (int) Arrays.stream(shape).reduce(1, (a, b) -> a * b);
-          session.putObject(word[2], Pattern.of(type, count, seed(word[5]), 0), type, shape);
-        }
+        DType type = type(word[3]);
+        long[] shape = longs(word[4]);
+        int count = (int) Arrays.stream(shape).reduce(1, (a, b) -> a * b);
+        session.putObject(word[2], Pattern.of(type, count, seed(word[5]), 0), type, shape);
       }
       case "get_array" -> {
         SharedObject object = session.getObject(word[1]);
         String shape =
             Arrays.stream(object.shape()).mapToObj(Long::toString).collect(Collectors.joining(","));
-        return "dtype="
-            + object.dtype().ordinal()
-            + " shape="
-            + (shape.isEmpty() ? "-" : shape)
-            + " digest="
-            + Pattern.digest(List.of(object.data()));
+        return "dtype=%d shape=%s digest=%s"
+            .formatted(
+                object.dtype().ordinal(),
+                shape.isEmpty() ? "-" : shape,
+                Pattern.digest(List.of(object.data())));
       }
       case "shard" -> {
         return shard(word);
@@ -287,22 +277,14 @@ public final class Worker {
   }
 
   private static String words(StepResult step) {
-    return "step="
-        + step.step()
-        + " size="
-        + step.size()
-        + " applied="
-        + (step.applied() ? 1 : 0)
-        + " all_done="
-        + (step.allDone() ? 1 : 0)
-        + " stop="
-        + (step.stop() ? 1 : 0)
-        + " weight="
-        + Pattern.hex(Double.doubleToRawLongBits(step.weight()));
-  }
-
-  private boolean mine(String rank) {
-    return session.rank() == Integer.parseInt(rank);
+    return "step=%d size=%d applied=%d all_done=%d stop=%d weight=%016x"
+        .formatted(
+            step.step(),
+            step.size(),
+            step.applied() ? 1 : 0,
+            step.allDone() ? 1 : 0,
+            step.stop() ? 1 : 0,
+            Double.doubleToRawLongBits(step.weight()));
   }
 
   private double weight(String list) {

@@ -1,0 +1,46 @@
+// Checkpoints.
+#include <string>
+
+#include "capi/src/call.h"
+#include "capi/src/session.h"
+
+using dsgd::CallOptions;
+using dsgd::Session;
+using dsgd::Status;
+using dsgd::capi::Call;
+using dsgd::capi::guard;
+using dsgd::capi::run_operation;
+
+namespace {
+
+// Of the session: saves or loads.
+using Use = dsgd::Result<std::shared_ptr<dsgd::Operation>> (Session::*)(const std::string& folder,
+                                                                        Session::Mode mode,
+                                                                        const CallOptions& options);
+
+int32_t use_checkpoint(const char* function, dsgd_session* session, const char* folder,
+                       const dsgd_op_options* options, dsgd_op** op, dsgd_error** error, Use use) {
+  return guard(function, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.open(session));
+    if (folder) DSGD_RETURN_IF_ERROR(call.not_empty(folder, "folder"));
+    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+      return (session->core.get()->*use)(folder ? folder : "", mode, given);
+    });
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t dsgd_checkpoint_save(dsgd_session* session, const char* folder, const dsgd_op_options* options,
+                             dsgd_op** op, dsgd_error** error) {
+  return use_checkpoint(__func__, session, folder, options, op, error, &Session::save_checkpoint);
+}
+
+int32_t dsgd_checkpoint_load(dsgd_session* session, const char* folder, const dsgd_op_options* options,
+                             dsgd_op** op, dsgd_error** error) {
+  return use_checkpoint(__func__, session, folder, options, op, error, &Session::load_checkpoint);
+}
+
+}  // extern "C"

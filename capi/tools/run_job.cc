@@ -1,0 +1,276 @@
+#include "capi/tools/run_job.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/base/views_change.h"
+#include "core/config/launcher.h"
+#include "core/config/units.h"
+
+namespace dsgd_tool {
+namespace {
+
+void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
+  dsgd_error* error = nullptr;
+  for (const auto& setting : settings) {
+    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head does not use them
+    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
+  }
+}
+
+// Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
+void warn_if_started_several_times(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  apply_to_config(settings, config);
+  if (dsgd_config_value(config.get(), "launcher") == std::string("none")) return;
+  const auto starter = dsgd::config::find_starter(own_environment());
+  if (!starter) return;
+  const std::string what = starter->launcher + (starter->understood ? " has" : " seems to have") +
+                           " started several `dsgd run` processes (" + starter->evidence +
+                           "), and each starts its own job";
+  const std::string remedy = starter->understood ? "let it start COMMAND without `dsgd run`, or " : "";
+  std::fprintf(stderr, "dsgd run: warning: %s; %sgive all of them one --head, or set launcher=none\n",
+               what.c_str(), remedy.c_str());
+}
+
+bool has_token(const std::vector<Setting>& settings) {
+  return is_set("DSGD_TOKEN") || std::any_of(settings.begin(), settings.end(),
+                                             [](const Setting& setting) { return setting.key == "token"; });
+}
+
+// A head in this process.
+class LocalHead {
+ public:
+  // `log_level`: of the least important records that are printed; -1: none is.
+  explicit LocalHead(int32_t log_level) : log_level_(log_level) {}
+  // Adds to `settings` how workers reach it.
+  void start(std::vector<Setting>* settings);
+  const char* address() const { return dsgd_head_address(head_.get()); }
+  // Returns whether the job is over: no worker can join it any more. `failure`: why it has failed; "" if it
+  // has not.
+  bool job_is_over(std::string* failure) const;
+
+ private:
+  static void log(const dsgd_log_record* record, void* user) {
+    if (dsgd_log_record_level(record) > static_cast<const LocalHead*>(user)->log_level_) return;
+    std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)),
+                 dsgd_log_record_message(record));
+  }
+
+  const int32_t log_level_;
+  OwnedHead head_;  // ends first: it calls log()
+};
+
+void LocalHead::start(std::vector<Setting>* settings) {
+  OwnedConfig config(dsgd_config_new());
+  dsgd_error* error = nullptr;
+  if (!has_token(*settings)) settings->push_back({"token", random_token()});
+  apply_to_config(*settings, config);
+  check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
+  check(dsgd_config_set(config.get(), "head_state", "", &error), error);
+  check(dsgd_config_set(config.get(), "log_level", "info", &error), error);
+  check(dsgd_config_log_hook(config.get(), log, this, &error), error);
+  check(dsgd_head_start(config.get(), head_.out(), &error), error);
+  settings->push_back({"head", address()});
+}
+
+bool LocalHead::job_is_over(std::string* failure) const {
+  dsgd_error* error = nullptr;
+  const int32_t status = dsgd_head_wait(head_.get(), 0, &error);
+  if (status != DSGD_OK && status != DSGD_ERR_WAIT_TIMEOUT) *failure = dsgd_error_message(error);
+  dsgd_error_free(error);
+  return status != DSGD_ERR_WAIT_TIMEOUT;
+}
+
+// Returns the smallest number of workers with which the job goes on after a loss, or waits for others; 0 if
+// any loss ends it.
+uint32_t least_workers(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  apply_to_config(settings, config);
+  const auto number = [&](const char* key) {
+    return static_cast<uint32_t>(std::atoi(dsgd_config_value(config.get(), key)));
+  };
+  const uint32_t all = number("num_workers"), least = number("min_workers");
+  const std::chrono::nanoseconds wait(
+      dsgd::config::parse_duration(dsgd_config_value(config.get(), "rejoin_timeout")).value_or(0));
+  if (!dsgd::views_change(all, least, number("max_workers"), wait)) return 0;
+  return wait.count() > 0 ? 1 : dsgd::or_all(least, all);
+}
+
+// The job of one run_job(). A worker's number is its rank if the job begins with it. Workers with greater
+// numbers join the job as it runs.
+class Job {
+ public:
+  Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
+      Supervisor* supervisor, uint32_t* restarts);
+  int run();
+
+ private:
+  void start_head();
+  void announce();
+  void start_worker(int number, const std::string& id);
+  bool replace(int number);
+  bool end_if_over();
+  void follow_scale();
+  void scale();
+  void count_restarts();
+  void warn_if_unjoined() const;
+
+  const RunOptions& options_;
+  std::vector<Setting> settings_;  // of all workers
+  Supervisor* const supervisor_;
+  uint32_t* const restarts_;
+  const bool head_is_here_, token_is_given_;
+  // Only the `dsgd run` of rank 0 writes the messages about joins, so that each appears once.
+  const bool has_rank_0_;
+  const uint32_t least_;  // see least_workers()
+  const std::vector<std::string>& last_command_;
+  std::map<int, const CommandGroup*> groups_;  // by rank
+  int next_;                                   // number of the next worker that joins as the job runs
+  uint32_t started_ = 0, replaced_ = 0;        // workers
+  uint32_t scale_requests_ = 0;                // that have been followed
+  LocalHead head_;
+  const OwnedConfig head_config_;  // to ask the head what `dsgd scale` wants
+};
+
+Job::Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
+         Supervisor* supervisor, uint32_t* restarts)
+    : options_(options),
+      settings_(std::move(settings)),
+      supervisor_(supervisor),
+      restarts_(restarts),
+      head_is_here_(!head_is_elsewhere(options)),
+      token_is_given_(has_token(settings_)),
+      has_rank_0_(!options.supervised || options.first_rank == 0),
+      least_(least_workers(settings_)),
+      last_command_(groups.back().command),
+      next_(static_cast<int>(options.first_rank)),
+      head_(options.verbose ? DSGD_LOG_INFO : -1),
+      head_config_(dsgd_config_new()) {
+  for (const auto& group : groups) {
+    for (uint32_t i = 0; i < group.workers; ++i) groups_[next_++] = &group;
+  }
+}
+
+int Job::run() {
+  if (head_is_here_) start_head();
+  if (has_rank_0_) announce();
+  supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
+  for (const auto& [rank, group] : groups_) start_worker(rank, "worker-" + std::to_string(rank));
+  if (head_is_here_ && least_ > 0) follow_scale();
+  const int status = supervisor_->wait();
+  count_restarts();
+  if (status == 0 && has_rank_0_) warn_if_unjoined();
+  return status;
+}
+
+void Job::start_head() {
+  warn_if_started_several_times(settings_);
+  if (is_set("DSGD_HEAD_STATE")) {
+    std::fprintf(stderr,
+                 "dsgd run: warning: DSGD_HEAD_STATE is ignored, since the head ends with dsgd run; start a "
+                 "head with `dsgd head`, and use --head\n");
+  }
+  head_.start(&settings_);
+}
+
+void Job::announce() {
+  const std::string address = head_is_here_           ? head_.address()
+                              : options_.head.empty() ? std::getenv("DSGD_HEAD")
+                                                      : options_.head;
+  supervisor_->announce_joins(std::make_shared<WaitNote>("the head at " + address, !head_is_here_),
+                              std::make_shared<WaitNote>("the other workers"));
+}
+
+void Job::start_worker(int number, const std::string& id) {
+  ++started_;
+  const std::string name = std::to_string(number);
+  const auto group = groups_.find(number);
+  const bool has_rank = group != groups_.end();
+  auto own = settings_;
+  if (has_rank) own.push_back({"rank", name});
+  own.push_back({"worker_id", id});
+  own.push_back({"supervisor", supervisor_->reports().address()});
+  Child worker{"worker", name, has_rank ? group->second->command : last_command_, own,
+               prefix_of(options_, name)};
+  worker.first_rank = number;
+  worker.workers = 1;
+  supervisor_->start(worker);
+}
+
+// Returns whether it has started another worker instead of one that failed.
+bool Job::replace(int number) {
+  if (end_if_over() || *restarts_ == 0) return false;
+  --*restarts_;
+  ++replaced_;
+  // No id is used twice.
+  start_worker(number, "worker-" + std::to_string(number) + "-" + std::to_string(*restarts_));
+  return true;
+}
+
+// Returns whether the job is over. If it has failed, ends the workers.
+bool Job::end_if_over() {
+  std::string failure;
+  if (!head_is_here_ || !head_.job_is_over(&failure)) return false;
+  // Those that wait to join are refused, which is no failure if enough workers have ended well.
+  if (!failure.empty() && supervisor_->succeeded_workers() < least_)
+    supervisor_->fail("the job is over: " + failure);
+  return true;
+}
+
+void Job::follow_scale() {
+  apply_to_config(settings_, head_config_);
+  if (token_is_given_) {
+    std::fprintf(stderr, "dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n",
+                 head_.address());
+  }
+  supervisor_->repeat(std::chrono::seconds(1), [this] {
+    if (!end_if_over()) scale();
+  });
+}
+
+// Asks the head how many workers the job shall have. After each new call of `dsgd scale`, stops workers, or
+// starts those that are missing. Losses between two calls are left to --restarts.
+void Job::scale() {
+  const WantedWorkers wanted = wanted_workers(head_config_);
+  if (wanted.requests == 0 || wanted.requests == std::exchange(scale_requests_, wanted.requests)) return;
+  const uint32_t running = supervisor_->running_workers();
+  if (running == wanted.number) return;
+  std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, wanted.number);
+  supervisor_->keep_workers(wanted.number);
+  for (uint32_t count = running; count < wanted.number; ++count, ++next_)
+    start_worker(next_, "worker-" + std::to_string(next_));
+}
+
+// Replacements that never joined the job do not count as restarts.
+void Job::count_restarts() {
+  const uint32_t unjoined = started_ - std::min(started_, supervisor_->reports().joins());
+  *restarts_ += std::min(replaced_, unjoined);
+}
+
+void Job::warn_if_unjoined() const {
+  if (supervisor_->reports().joins() != 0) return;
+  std::fprintf(stderr,
+               "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
+               "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
+}
+
+}  // namespace
+
+void check_together(std::vector<Setting> settings) {
+  LocalHead head(DSGD_LOG_WARNING);
+  head.start(&settings);
+}
+
+int run_job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
+            Supervisor* supervisor, uint32_t* restarts) {
+  return Job(options, groups, std::move(settings), supervisor, restarts).run();
+}
+
+}  // namespace dsgd_tool

@@ -1,0 +1,343 @@
+#include "core/device/staged_copies.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "transport/bounded_calls.h"
+#include "transport/poster.h"
+
+namespace dsgd::device {
+
+namespace {
+
+constexpr size_t kPiece = 1 << 20;
+constexpr size_t kSlots = 2;  // one piece is on its way while the host copies the other
+// Most lanes of a device that are neither blocked nor broken. Further copies wait for one.
+constexpr size_t kLanes = 4;
+// After the deadline, for pieces in flight: within the 100 ms that dsgd.h allows.
+constexpr transport::Duration kLastPiece = std::chrono::milliseconds(50);
+
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+
+}  // namespace
+
+// A queue with pinned memory for a few pieces. One copy uses it at a time.
+struct StagedCopies::Lane {
+  struct Slot {
+    void* pinned = nullptr;
+    std::unique_ptr<DeviceEvent> landed;
+    enum { kIdle, kBusy, kLanded } state = kIdle;
+    size_t offset = 0, nbytes = 0;  // of the piece
+  };
+  std::shared_ptr<void> pinned;
+  std::unique_ptr<WorkQueue> queue;
+  std::unique_ptr<DeviceEvent> passed;  // the host's stream
+  Slot slots[kSlots];
+  Lanes* lanes = nullptr;
+  int waits = 0;         // callbacks that the waiter still owes
+  bool blocked = false;  // by the host's stream
+  bool broken = false;   // the device has failed
+
+  static Result<std::shared_ptr<Lane>> make(Device& device);
+};
+
+struct StagedCopies::Lanes {
+  std::shared_ptr<Device> device;
+  transport::BoundedCalls calls;  // make lanes, which may wait for the device
+  std::vector<std::shared_ptr<Lane>> free, broken;
+  std::deque<ActivePtr> waiting;
+  bool made = false;              // the first ones
+  size_t usable = 0, coming = 0;  // lanes that are neither blocked nor broken; that are being made
+  bool supplying = false;
+};
+
+struct StagedCopies::Active {
+  Copy copy;
+  Then then;
+  std::shared_ptr<Lane> lane;
+  size_t next = 0;  // byte
+  int busy = 0;     // slots
+  bool advancing = false, ended = false;
+  Status cause;  // of its failure, while pieces are in flight
+  transport::TimerId timer = 0;
+  const std::string& device() const { return copy.device->name(); }
+};
+
+// Held by each event that take() has returned, so it may outlive the pool.
+struct EventPool::State {
+  std::mutex mutex;
+  std::map<const Device*, std::vector<std::unique_ptr<DeviceEvent>>> free;
+};
+
+EventPool::EventPool() : state_(std::make_shared<State>()) {}
+
+Result<std::shared_ptr<DeviceEvent>> EventPool::take(Device& device) {
+  std::unique_ptr<DeviceEvent> event;
+  {
+    std::lock_guard lock(state_->mutex);
+    auto& free = state_->free[&device];
+    if (!free.empty()) {
+      event = std::move(free.back());
+      free.pop_back();
+    }
+  }
+  if (!event) DSGD_RETURN_IF_ERROR(device.new_event().into(&event));
+  return std::shared_ptr<DeviceEvent>(event.release(), [state = state_, key = &device](DeviceEvent* used) {
+    std::lock_guard lock(state->mutex);
+    state->free[key].emplace_back(used);
+  });
+}
+
+// Outlives StagedCopies, since a lane may be finished after it.
+struct StagedCopies::Anchor {
+  transport::Poster poster;
+  StagedCopies* copies;  // touched on the loop only
+};
+
+Result<std::shared_ptr<StagedCopies::Lane>> StagedCopies::Lane::make(Device& device) {
+  auto lane = std::make_shared<Lane>();
+  DSGD_RETURN_IF_ERROR(device.allocate_staging(kSlots * kPiece).into(&lane->pinned));
+  DSGD_RETURN_IF_ERROR(device.new_queue().into(&lane->queue));
+  std::vector<std::unique_ptr<DeviceEvent>*> events = {&lane->passed};
+  for (size_t i = 0; i < kSlots; ++i) {
+    lane->slots[i].pinned = bytes(lane->pinned.get()) + i * kPiece;
+    events.push_back(&lane->slots[i].landed);
+  }
+  for (auto* event : events) DSGD_RETURN_IF_ERROR(device.new_event().into(event));
+  return lane;
+}
+
+StagedCopies::StagedCopies(transport::Loop& loop, transport::Duration timeout)
+    : loop_(loop), timeout_(timeout), waiter_(loop), anchor_(new Anchor{transport::Poster(loop), this}) {}
+
+StagedCopies::~StagedCopies() { close(); }
+
+void StagedCopies::close() {
+  if (!anchor_->copies) return;
+  if (failed_.ok()) failed_ = Status(Code::kClosed, "the session was closed");
+  while (!copies_.empty()) {
+    const ActivePtr copy = copies_.front();
+    end(copy, copy->cause.ok() ? failed_ : copy->cause);
+  }
+  anchor_->poster.close();
+  anchor_->copies = nullptr;
+  waiter_.close();
+}
+
+void StagedCopies::start(Copy copy, Then then) {
+  if (!failed_.ok()) return then(failed_);
+  const auto active = std::make_shared<Active>();
+  active->copy = std::move(copy);
+  active->then = std::move(then);
+  copies_.push_back(active);
+  active->timer = loop_.schedule(active->copy.deadline, [this, active] { time_out(active); });
+  Lanes& lanes = lanes_of(active->copy.device);
+  lanes.waiting.push_back(active);
+  supply(lanes);
+}
+
+void StagedCopies::fail(const Status& cause) {
+  if (!failed_.ok()) return;
+  failed_ = cause;
+  for (const ActivePtr& copy : std::list<ActivePtr>(copies_))
+    if (!copy->ended) give_up(copy, cause, timeout_);
+}
+
+void StagedCopies::when_idle(std::function<void()> then) {
+  if (copies_.empty()) return then();
+  idle_ = std::move(then);
+}
+
+// ---- lanes
+
+StagedCopies::Lanes& StagedCopies::lanes_of(const std::shared_ptr<Device>& device) {
+  auto& lanes = lanes_[device.get()];
+  if (!lanes) {
+    lanes = std::make_unique<Lanes>();
+    lanes->device = device;
+  }
+  return *lanes;
+}
+
+// Gives free lanes to waiting copies. Then makes lanes until one is spare or kLanes are usable. The spare one
+// is made early, because making it may take until the stream that blocks the others goes on.
+void StagedCopies::supply(Lanes& lanes) {
+  if (std::exchange(lanes.supplying, true)) return;
+  while (!lanes.waiting.empty() && !lanes.free.empty()) {
+    const ActivePtr copy = lanes.waiting.front();
+    lanes.waiting.pop_front();
+    if (copy->ended) continue;
+    copy->lane = std::move(lanes.free.back());
+    lanes.free.pop_back();
+    begin(copy);
+  }
+  lanes.supplying = false;
+  while (lanes.free.size() + lanes.coming < lanes.waiting.size() + 1 && lanes.usable + lanes.coming < kLanes)
+    make_lanes(lanes);
+}
+
+// On a thread: an allocation of pinned memory may wait for all that the device does, and must not hold up the
+// loop. The first lane comes with its spare.
+void StagedCopies::make_lanes(Lanes& lanes) {
+  const size_t count = lanes.made ? 1 : 2;
+  lanes.coming += count;
+  lanes.calls.run({}, [anchor = anchor_, key = lanes.device.get(), device = lanes.device, count] {
+    const auto made = std::make_shared<std::vector<std::shared_ptr<Lane>>>();
+    Status status;
+    while (status.ok() && made->size() < count) {
+      auto lane = Lane::make(*device);
+      if (lane.ok()) {
+        made->push_back(std::move(lane).value());
+      } else {
+        status = lane.status();
+      }
+    }
+    anchor->poster.post([anchor, key, count, made, status] {
+      if (!anchor->copies) return;
+      Lanes& lanes = *anchor->copies->lanes_.at(key);
+      lanes.coming -= count;
+      lanes.usable += made->size();
+      lanes.made = lanes.made || !made->empty();
+      for (const auto& lane : *made) {
+        lane->lanes = &lanes;
+        lanes.free.push_back(lane);
+      }
+      if (made->empty()) {
+        while (!lanes.waiting.empty() && lanes.waiting.front()->ended) lanes.waiting.pop_front();
+        if (lanes.waiting.empty()) return;
+        const ActivePtr copy = lanes.waiting.front();
+        lanes.waiting.pop_front();
+        anchor->copies->end(copy, status);
+        if (lanes.waiting.empty()) return;  // none is needed now; the next copy tries again
+      }
+      anchor->copies->supply(lanes);
+    });
+  });
+}
+
+void StagedCopies::put_back(const std::shared_ptr<Lane>& lane) {
+  if (lane->waits > 0) return;  // until the device has done what is enqueued
+  for (Lane::Slot& slot : lane->slots) slot.state = Lane::Slot::kIdle;
+  Lanes& lanes = *lane->lanes;
+  if (lane->broken) --lanes.usable;  // kept, since to release its memory may wait for the device
+  (lane->broken ? lanes.broken : lanes.free).push_back(lane);
+  supply(lanes);
+}
+
+// ---- copies
+
+void StagedCopies::begin(const ActivePtr& copy) {
+  const std::shared_ptr<Lane> lane = copy->lane;
+  auto passed = copy->copy.after->done();
+  if (!passed.ok()) return end(copy, passed.status());
+  if (passed.value()) return advance(copy);
+  if (Status status = lane->queue->wait(*copy->copy.after); !status.ok()) return end(copy, status);
+  lane->blocked = true;
+  --lane->lanes->usable;
+  ++lane->waits;
+  waiter_.after(copy->device(), *lane->queue, *lane->passed, transport::kNever,
+                [this, copy, lane](const Status& status) {
+                  --lane->waits;
+                  lane->blocked = false;
+                  ++lane->lanes->usable;
+                  lane->broken = !status.ok();
+                  if (copy->ended) return put_back(lane);
+                  status.ok() ? advance(copy) : end(copy, status);
+                });
+  if (lane->blocked) supply(*lane->lanes);  // others may go on
+}
+
+// Without recursion, since pieces may land within the calls below.
+void StagedCopies::advance(const ActivePtr& copy) {
+  if (std::exchange(copy->advancing, true)) return;
+  for (bool again = true; again;) {
+    again = false;
+    for (size_t slot = 0; slot < kSlots; ++slot) again = next_piece(copy, slot) || again;
+  }
+  copy->advancing = false;
+  if (copy->busy > 0) return;
+  end(copy, copy->cause);
+}
+
+// Ends a piece that has landed, and begins another. Returns whether that has landed already.
+bool StagedCopies::next_piece(const ActivePtr& active, size_t index) {
+  const std::shared_ptr<Lane> lane = active->lane;
+  Lane::Slot& slot = lane->slots[index];
+  Copy& copy = active->copy;
+  if (slot.state == Lane::Slot::kBusy) return false;
+  if (slot.state == Lane::Slot::kLanded) {
+    slot.state = Lane::Slot::kIdle;
+    --active->busy;
+    if (copy.to_host && active->cause.ok())
+      std::memcpy(bytes(copy.to) + slot.offset, slot.pinned, slot.nbytes);
+  }
+  if (!active->cause.ok() || active->next == copy.nbytes) return false;
+  slot.offset = active->next;
+  slot.nbytes = std::min(kPiece, copy.nbytes - active->next);
+  if (!copy.to_host) std::memcpy(slot.pinned, bytes(copy.from) + slot.offset, slot.nbytes);
+  Status status = copy.to_host ? lane->queue->copy(slot.pinned, bytes(copy.from) + slot.offset, slot.nbytes)
+                               : lane->queue->copy(bytes(copy.to) + slot.offset, slot.pinned, slot.nbytes);
+  if (!status.ok()) {
+    active->cause = status;
+    return false;
+  }
+  active->next += slot.nbytes;
+  slot.state = Lane::Slot::kBusy;
+  ++active->busy;
+  ++lane->waits;
+  waiter_.after(active->device(), *lane->queue, *slot.landed, transport::kNever,
+                [this, active, lane, &slot](const Status& landed) {
+                  --lane->waits;
+                  slot.state = Lane::Slot::kLanded;
+                  if (!landed.ok()) lane->broken = true;
+                  if (active->ended) return put_back(lane);
+                  if (!landed.ok() && active->cause.ok()) active->cause = landed;
+                  advance(active);
+                });
+  return slot.state == Lane::Slot::kLanded;
+}
+
+void StagedCopies::time_out(const ActivePtr& copy) {
+  copy->timer = 0;
+  const Copy& late = copy->copy;
+  const std::string& device = copy->device();
+  std::string why;
+  if (!copy->lane) {
+    why = "no pinned memory of " + device + " became free within " + late.limit +
+          "; a stream of the host may be blocked";
+  } else if (copy->lane->blocked) {
+    why = "the work that `stream` held on " + device + " at the call has not ended within " + late.limit +
+          ", so the buffer was not " + (late.to_host ? "read" : "written");
+  } else {
+    why = device + " has not finished copying the buffer within " + late.limit;
+  }
+  give_up(copy, Status(Code::kTimeout, why), kLastPiece);
+}
+
+void StagedCopies::give_up(const ActivePtr& copy, const Status& cause, transport::Duration timeout) {
+  if (copy->busy == 0) return end(copy, cause);
+  if (copy->cause.ok()) copy->cause = cause;
+  if (copy->timer) loop_.cancel(copy->timer);
+  copy->timer = loop_.schedule(loop_.now() + timeout, [this, copy] {
+    copy->timer = 0;
+    end(copy,
+        Status(copy->cause.code(), copy->cause.message() + "; " + copy->device() +
+                                       " hangs, and may still use the buffer until the session is freed")
+            .with_rank(copy->cause.rank(), copy->cause.host()));
+  });
+}
+
+void StagedCopies::end(const ActivePtr& copy, const Status& status) {
+  if (std::exchange(copy->ended, true)) return;
+  if (copy->timer) loop_.cancel(std::exchange(copy->timer, 0));
+  copies_.remove(copy);
+  if (const auto lane = std::exchange(copy->lane, nullptr)) put_back(lane);
+  std::exchange(copy->then, nullptr)(status);
+  if (copies_.empty() && idle_) std::exchange(idle_, nullptr)();
+}
+
+}  // namespace dsgd::device

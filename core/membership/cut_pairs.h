@@ -1,0 +1,47 @@
+// Pairs of workers that cannot reach each other, though the head reaches both, and which worker is to be
+// named for them. Pure data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "core/membership/leases.h"
+#include "core/membership/worker_table.h"
+#include "transport/messages.h"
+
+namespace dsgd {
+
+class CutPairs {
+ public:
+  CutPairs(const WorkerTable& workers, const Leases& leases) : workers_(workers), leases_(leases) {}
+
+  // Returns whether the pair is the first one.
+  bool note(int32_t number, int32_t peer_number, const std::string& why, transport::Time now);
+
+  struct Verdict {
+    bool waits = false;  // a worker of a pair has not renewed its lease since
+    Status why = {};     // else, of `cut_off`; OK: there is no pair to decide, and all are forgotten
+    size_t cut_off = 0;
+  };
+  // Names the worker that is cut off. Candidates are the workers of pairs in which both are still in the job,
+  // once both have renewed their leases since: neither is simply lost. The one in most pairs is named, pairs
+  // with a worker that has gone included; of several, one that does not host the head, then the highest
+  // number.
+  Verdict decide(transport::Time now);
+
+ private:
+  bool has_gone(int32_t number) const { return !workers_[static_cast<size_t>(number)].in_job(); }
+  bool has_renewed(int32_t number, transport::Time now) const;
+  Status error(const WorkerTable::Worker& cut_off) const;
+
+  const WorkerTable& workers_;
+  const Leases& leases_;
+  // By number, the lower first, and why not, as the first of them said.
+  std::map<std::pair<int32_t, int32_t>, std::string> pairs_;
+  transport::Time reported_{};  // the first one
+};
+
+}  // namespace dsgd

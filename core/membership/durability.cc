@@ -1,0 +1,51 @@
+#include "core/membership/durability.h"
+
+namespace dsgd {
+
+void Durability::changed() {
+  if (!store_ || over_) return;
+  ++version_;
+  if (!storing_) store();
+}
+
+void Durability::when_durable(Done then) {
+  if (!store_ || over_ || stored_ == version_) return then(failure_);
+  waiting_.emplace_back(version_, std::move(then));
+}
+
+void Durability::store() {
+  storing_ = true;
+  store_->store(record_(), [this, alive = std::weak_ptr(alive_), version = version_](const Status& status) {
+    if (!alive.expired()) on_stored(version, status);
+  });
+}
+
+void Durability::on_stored(uint64_t version, const Status& status) {
+  storing_ = false;
+  if (over_) return remove(std::move(removed_));
+  if (status.ok()) {
+    stored_ = version;
+    if (version_ > stored_) store();
+  } else {
+    failure_ = status;
+    over_ = true;
+    if (failed_) failed_(status);
+  }
+  while (!waiting_.empty() && (over_ || waiting_.front().first <= stored_)) {
+    const Done then = std::move(waiting_.front().second);
+    waiting_.pop_front();
+    then(failure_);
+  }
+}
+
+void Durability::remove(Done removed) {
+  over_ = true;
+  removed_ = std::move(removed);
+  if (!store_) return removed_({});
+  if (storing_) return;  // on_stored() comes back here
+  store_->remove([this, alive = std::weak_ptr(alive_)](const Status& status) {
+    if (!alive.expired()) removed_(status);
+  });
+}
+
+}  // namespace dsgd

@@ -1,0 +1,85 @@
+#include "core/membership/progress.h"
+
+#include <algorithm>
+
+namespace dsgd {
+namespace {
+
+using transport::Duration;
+using transport::Progress;
+using transport::Time;
+using Activity = Progress::Activity;
+
+constexpr size_t kRateReports = 8;  // that the step rate is the mean over
+
+}  // namespace
+
+void ProgressTable::note(size_t worker, Progress report, Time now) {
+  Row& row = rows_[worker];
+  // After a gap (a cut, a stop of the head) a wait begins anew: nothing is known of the time between.
+  const bool goes_on = is_fresh(row, now) && row.last->activity == Activity::kWaits &&
+                       report.activity == Activity::kWaits && row.last->call == report.call &&
+                       row.last->present_view == report.present_view;
+  if (!goes_on) row.waits_since = now;
+  std::map<int32_t, Time> since;
+  if (report.activity == Activity::kWaits) {
+    for (const int32_t rank : report.waits_for) {
+      const auto before = row.since.find(rank);
+      since[rank] = goes_on && before != row.since.end() ? before->second : now;
+    }
+  }
+  row.since = std::move(since);
+  // A worker that joins, or loads a checkpoint, takes over steps that it has not made.
+  if (row.last && (row.last->steps == 0 || report.steps < row.last->steps)) row.steps.clear();
+  row.steps.emplace_back(now, report.steps);
+  if (row.steps.size() > kRateReports) row.steps.pop_front();
+  row.last = std::move(report);
+  row.arrived = now;
+}
+
+void ProgressTable::describe(size_t worker, Time now, transport::WorkerStatus* status) const {
+  const Row& row = rows_[worker];
+  if (!row.last) return;
+  status->reported = true;
+  status->progress = *row.last;
+  status->age = now - row.arrived;
+  const auto& [begin, first] = row.steps.front();
+  const auto& [end, last] = row.steps.back();
+  if (end > begin)
+    status->steps_per_second =
+        static_cast<double>(last - first) / std::chrono::duration<double>(end - begin).count();
+}
+
+std::vector<ProgressTable::Straggler> ProgressTable::stragglers(std::span<const Member> members,
+                                                                uint64_t view, Duration timeout, size_t least,
+                                                                Time now) const {
+  std::vector<const Member*> idle;
+  std::map<int32_t, std::pair<Time, size_t>> waited_for;  // by rank: since when, and by which worker
+  for (const Member& member : members) {
+    const Row& row = rows_[member.worker];
+    if (!is_fresh(row, now)) {
+      idle.push_back(&member);
+      continue;
+    }
+    if (row.last->present_view != view || row.last->activity == Activity::kBusy) return {};
+    if (row.last->activity == Activity::kComputes) {
+      idle.push_back(&member);
+      continue;
+    }
+    if (now - row.waits_since < timeout) return {};
+    for (const auto& [rank, since] : row.since) {
+      const auto [first, fresh] = waited_for.try_emplace(rank, since, member.worker);
+      if (!fresh && since < first->second.first) first->second = {since, member.worker};
+    }
+  }
+  if (members.size() - idle.size() < least) return {};
+  std::vector<Straggler> found;
+  for (const Member* member : idle) {
+    const auto wait = waited_for.find(member->rank);
+    if (wait == waited_for.end() || now - wait->second.first < timeout) continue;
+    found.push_back({member->worker, now - wait->second.first, wait->second.second});
+  }
+  return found;
+}
+
+}  // namespace dsgd

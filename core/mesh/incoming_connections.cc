@@ -1,0 +1,220 @@
+#include "core/mesh/incoming_connections.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/base/describe.h"
+#include "core/base/repeated_dial.h"
+#include "core/base/text.h"
+#include "core/mesh/peers.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+using transport::ServerChannel;
+
+namespace {
+constexpr size_t kClaimsOfARank = 4;  // connections of one rank that may wait for the view
+}  // namespace
+
+IncomingConnections::IncomingConnections(transport::Loop& loop, const PeerOptions& options,
+                                         const Members& members, std::shared_ptr<Log> log)
+    : options_(options), members_(members), log_(std::move(log)), refusals_(loop, log_) {}
+
+void IncomingConnections::open() {
+  opened_ = true;
+  for (ServerChannel* channel : connections_of_strangers()) disconnect_stranger(*channel);
+  update_ranks();
+}
+
+void IncomingConnections::change_view() {
+  for (ServerChannel* channel : connections_of_strangers()) {
+    connections_.erase(channel);
+    drop_early(*channel, Status(Code::kEvicted, "this worker goes on without the sender"));
+    channel->close();
+  }
+  update_ranks();
+}
+
+void IncomingConnections::update_ranks() {
+  for (auto& [channel, connection] : connections_) connection.rank = rank_of(channel->hello());
+}
+
+// ---- admission
+
+Status IncomingConnections::admit(ServerChannel& channel) {
+  Status refused = opened_ ? check_connection(channel) : check_early_connection(channel);
+  if (refused.ok()) {
+    const int32_t rank = opened_ ? rank_of(channel.hello()) : channel.hello().rank;
+    connections_[&channel] = {.number = next_number_++, .rank = rank};
+  } else {
+    // Of the attempts of a worker that come at once, one is enough.
+    if (refused.code() == Code::kExists) {
+      log_->debug(refused.message());
+    } else {
+      refusals_.note(refused.code() == Code::kMismatch ? "they are not from workers of this job"
+                                                       : "too many claim to be of one worker",
+                     refused.message());
+    }
+  }
+  return refused;
+}
+
+// By the worker's id: its rank may have been that of another view.
+int32_t IncomingConnections::rank_of(const transport::Hello& hello) const {
+  const transport::JoinReply& view = members_.view();
+  if (hello.job_nonce != view.job_nonce) return -1;
+  const int32_t rank = dsgd::rank_of(view.members, hello.worker_id);
+  return members_.is_peer(rank) ? rank : -1;
+}
+
+// A worker of a later view, which the head has not told this worker yet; or one that will join in some later
+// view.
+bool IncomingConnections::is_newcomer(const transport::Hello& hello) const {
+  return options_.views_change && hello.job_nonce == members_.view().job_nonce &&
+         hello.view > members_.view().view && dsgd::rank_of(members_.view().members, hello.worker_id) < 0;
+}
+
+template <typename Chosen>
+std::vector<ServerChannel*> IncomingConnections::connections(Chosen chosen) const {
+  std::vector<ServerChannel*> found;
+  for (const auto& [channel, connection] : connections_) {
+    if (chosen(*channel, connection)) found.push_back(channel);
+  }
+  std::sort(found.begin(), found.end(), [this](ServerChannel* a, ServerChannel* b) {
+    return connections_.at(a).number < connections_.at(b).number;
+  });
+  return found;
+}
+
+std::vector<ServerChannel*> IncomingConnections::connections_of_strangers() const {
+  return connections([this](ServerChannel& channel, const Connection&) {
+    return rank_of(channel.hello()) < 0 && !is_newcomer(channel.hello());
+  });
+}
+
+Status IncomingConnections::not_in_job(const ServerChannel& channel) const {
+  const transport::Hello& hello = channel.hello();
+  return Status(Code::kMismatch, "a connection from " + channel.address() + " claims to be rank " +
+                                     std::to_string(hello.rank) + ", worker '" + printable(hello.worker_id) +
+                                     "', which is not in this job");
+}
+
+// Until this worker knows the job's nonce, claims cannot be told apart. A few of each rank are kept; open()
+// checks them again.
+Status IncomingConnections::check_early_connection(const ServerChannel& channel) const {
+  const transport::Hello& hello = channel.hello();
+  if (hello.rank < 0 || hello.rank >= options_.max_workers || hello.worker_id == options_.hello.worker_id)
+    return not_in_job(channel);
+  const auto same_rank = [&](ServerChannel&, const Connection& other) { return other.rank == hello.rank; };
+  return check_others(channel, connections(same_rank), kClaimsOfARank);
+}
+
+// A worker's attempts to connect overlap; the one that it uses is known by its first message.
+Status IncomingConnections::check_connection(const ServerChannel& channel) const {
+  const transport::Hello& hello = channel.hello();
+  if (rank_of(hello) < 0 && !is_newcomer(hello)) return not_in_job(channel);
+  const auto same_id = [&](ServerChannel& other, const Connection&) {
+    return other.hello().worker_id == hello.worker_id;
+  };
+  return check_others(channel, connections(same_id), RepeatedDial::kAttempts);
+}
+
+Status IncomingConnections::check_others(const ServerChannel& channel,
+                                         const std::vector<ServerChannel*>& others, size_t most) const {
+  const transport::Hello& hello = channel.hello();
+  const std::string rank = std::to_string(hello.rank);
+  const bool in_use = std::any_of(others.begin(), others.end(), [&](ServerChannel* other) {
+    return other->hello().worker_id == hello.worker_id && other->hello().job_nonce == hello.job_nonce &&
+           connections_.at(other).used;
+  });
+  if (in_use) {
+    return Status(Code::kExists, "a connection from " + channel.address() + " claims to be rank " + rank +
+                                     ", which is connected already; each worker has one connection to each "
+                                     "other");
+  }
+  if (others.size() < most) return {};
+  // kUnreachable: another attempt may succeed.
+  return Status(Code::kUnreachable, "a connection from " + channel.address() +
+                                        " was refused: too many connections claim to be rank " + rank);
+}
+
+void IncomingConnections::disconnect_stranger(ServerChannel& channel) {
+  const Status why = not_in_job(channel);
+  refusals_.note("they are not from workers of this job", why.message());
+  connections_.erase(&channel);
+  drop_early(channel, why);
+  channel.close();
+}
+
+// ---- admitted connections
+
+IncomingConnections::Connection* IncomingConnections::find(ServerChannel& channel) {
+  const auto found = connections_.find(&channel);
+  return found == connections_.end() ? nullptr : &found->second;
+}
+
+std::optional<IncomingConnections::Connection> IncomingConnections::remove(ServerChannel& channel) {
+  auto node = connections_.extract(&channel);
+  return node.empty() ? std::nullopt : std::optional(std::move(node.mapped()));
+}
+
+void IncomingConnections::note_use(ServerChannel& channel) {
+  Connection* const used = find(channel);
+  if (!used || std::exchange(used->used, true) || !opened_) return;
+  const auto is_other = [&](ServerChannel& other, const Connection& connection) {
+    return &other != &channel && connection.rank == used->rank &&
+           other.hello().worker_id == channel.hello().worker_id;
+  };
+  for (ServerChannel* other : connections(is_other)) {
+    connections_.erase(other);
+    other->close();
+  }
+}
+
+bool IncomingConnections::is_connected(int32_t rank) const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [rank](const auto& item) { return item.second.rank == rank; });
+}
+
+void IncomingConnections::discard(uint64_t operation, const Status& why) {
+  for (auto& [channel, connection] : connections_) channel->discard(operation, why);
+}
+
+// ---- early chunks and messages
+
+void IncomingConnections::keep(ServerChannel& channel, const BulkHeader& header,
+                               std::unique_ptr<transport::BulkReceipt> receipt) {
+  size_t bytes = receipt->data().size();
+  for (const Early& early : early_) bytes += early.receipt ? early.receipt->data().size() : 0;
+  if (bytes > options_.receive_memory) {  // a worker of dsgd never sends that much before its view is known
+    return receipt->finish(
+        Status(Code::kLimit,
+               "the chunks that came before their view was known would take more than receive_memory"));
+  }
+  early_.push_back({&channel, header, std::move(receipt)});
+}
+
+void IncomingConnections::keep(ServerChannel& channel, transport::Message message,
+                               transport::Responder respond) {
+  early_.push_back({&channel, {}, nullptr, std::move(message), std::move(respond)});
+}
+
+std::vector<IncomingConnections::Early> IncomingConnections::take_early() {
+  return std::exchange(early_, {});
+}
+
+void IncomingConnections::drop_early(const ServerChannel& channel, const Status& why) {
+  for (Early& early : early_) {
+    if (early.channel != &channel) continue;
+    early.receipt ? early.receipt->finish(why) : early.respond(why);
+  }
+  std::erase_if(early_, [&](const Early& early) { return early.channel == &channel; });
+}
+
+void IncomingConnections::drop_early(const Status& why) {
+  while (!early_.empty()) drop_early(*early_.front().channel, why);
+}
+
+}  // namespace dsgd

@@ -1,0 +1,52 @@
+// The calls that save or load checkpoints: one at a time, in the order in which they were made. Runs their
+// work on the files' thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "core/session/checkpoint_call.h"
+#include "transport/files.h"
+#include "transport/loop.h"
+#include "transport/poster.h"
+
+namespace dsgd {
+
+// On the loop.
+class CheckpointQueue {
+ public:
+  using Call = std::shared_ptr<CheckpointCall>;
+  using Done = std::function<void(const Status&)>;
+
+  // `may_begin`: whether the next call may begin now; start_next() follows when it may again.
+  CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin);
+  void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
+  const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none
+  bool idle() const { return !present_; }                                    // no call has begun
+
+  // Calls `begin` when it is this call's turn. end() follows.
+  void add(const Call& call, std::function<void(const Call&)> begin);
+  void start_next();
+  // Ends the call with this status, unless it has ended, and begins the next one.
+  void end(const Call& call, const Status& status);
+  void fail(const Status& why);  // ends all calls
+
+  // Runs `work` on the files' thread and then `then` on the loop: with its result or a timeout. Drops `then`
+  // if the call ends first.
+  void on_files(const Call& call, std::function<Status()> work, Done then);
+  // The last call on the loop.
+  void close() { poster_->close(); }
+
+ private:
+  transport::Loop& loop_;
+  const std::function<bool()> may_begin_;
+  const std::shared_ptr<transport::Poster> poster_;  // for the files' thread
+  std::shared_ptr<transport::Files> files_;
+  std::deque<std::pair<Call, std::function<void(const Call&)>>> waiting_;
+  Call present_;
+  transport::TimerId file_timer_ = 0;
+};
+
+}  // namespace dsgd

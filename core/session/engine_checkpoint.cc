@@ -1,0 +1,306 @@
+// Saves checkpoints. All workers copy their parts of the model at the same step. While steps go on, each
+// writes its file; when all have, rank 0 publishes the checkpoint. Three exchanges hold this together:
+//
+//   1  all have copied the same step, and rank 0 has made the folder
+//   2  all files are on the disk; this also proves that every worker has committed the step
+//   3  rank 0 has published the checkpoint
+//
+// A failure of one worker travels with its next exchange, so the call ends alike on all of them.
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/checkpoint/safetensors.h"
+#include "core/checkpoint/tensor_name.h"
+#include "core/mesh/channels.h"
+#include "core/session/engine.h"
+#include "core/session/saved_parts.h"
+#include "transport/schema/codec.h"
+
+namespace dsgd {
+
+using checkpoint::Manifest;
+using checkpoint::Store;
+using checkpoint::StoredTensor;
+using transport::CheckpointReport;
+
+// ---- both saving and loading
+
+Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  if (Status status = callable(); !status.ok()) return status;
+  if (!checkpoints_.files())
+    return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
+  checkpoint->options.channel = kCheckpointChannel;
+  checkpoint->call = begin_call(&checkpoint->done, checkpoint->options);
+  return {};
+}
+
+Status Engine::name_worker(int32_t rank, const Status& why, Kind kind) const {
+  if (!mesh_) return why;
+  return Status(why.code(), mesh_->members().name(rank) + ": " + why.message())
+      .with_rank(rank, mesh_->members().host_of(rank))
+      .with_operation(kind_name(kind));
+}
+
+void Engine::exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
+                              std::function<void(const Reports&)> then) {
+  const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      if (reports[rank].failure.ok()) continue;
+      return checkpoints_.end(
+          checkpoint, name_worker(static_cast<int32_t>(rank), reports[rank].failure, checkpoint->kind));
+    }
+    then(reports);
+  };
+  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
+  if (!mesh_) return take({checkpoint->mine});
+  exchange(checkpoint->call,
+           shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
+           transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
+           [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+             if (!status.ok()) return checkpoints_.end(checkpoint, status);
+             Reports reports;
+             for (size_t rank = 0; rank < all.size(); ++rank) {
+               auto report = transport::decode_checkpoint_report(all[rank]);
+               if (!report.ok())
+                 return checkpoints_.end(checkpoint,
+                                         other_version(static_cast<int32_t>(rank), report.status()));
+               reports.push_back(std::move(report).value());
+             }
+             take(reports);
+           });
+}
+
+std::vector<size_t> Engine::states_by_parameter() {
+  std::vector<size_t> states;
+  for (const auto& parameter : model_.parameters)
+    states.push_back(parameter->trained ? step_.optimizer_state().states_of(*parameter) : 0);
+  return states;
+}
+
+// ---- saving
+
+void Engine::save_checkpoint(const std::string& folder, std::function<void()> taken, Done done,
+                             const CallOptions& options) {
+  auto checkpoint = std::make_shared<CheckpointCall>();
+  checkpoint->kind = Kind::kSave;
+  checkpoint->folder = folder;
+  checkpoint->options = options;
+  checkpoint->taken = std::move(taken);
+  checkpoint->done = std::move(done);
+  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
+  checkpoints_.add(checkpoint, [this](const auto& save) { start_save(save); });
+}
+
+// A failure is reported, and training goes on: the next checkpoint may succeed.
+void Engine::save_at_interval(std::function<void()> taken) {
+  save_checkpoint(options_.checkpoint_dir, std::move(taken), [this, step = next_step_](const Status& status) {
+    if (status.ok() || !failure_.ok()) return;
+    events_.note_event("a checkpoint was not saved", "the checkpoint of step " + std::to_string(step) +
+                                                         " was not saved: " + status.message());
+  });
+}
+
+void Engine::start_save(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  if (!torn_.ok()) return checkpoints_.end(checkpoint, torn_);
+  if (Status status = begin_checkpoint(checkpoint); !status.ok()) return checkpoints_.end(checkpoint, status);
+  describe_model(checkpoint.get());
+  const auto copied = [this, checkpoint](const Status& status) {
+    if (!checkpoint->done) return;
+    checkpoint->mine.failure = status;
+    std::exchange(checkpoint->taken, nullptr)();
+    prepare_folder(checkpoint);
+  };
+  if (Status status = enqueue_snapshot(checkpoint.get()); !status.ok()) return copied(status);
+  step_.when_reached(checkpoint->call->deadline, copied);
+}
+
+void Engine::describe_model(CheckpointCall* checkpoint) const {
+  Manifest& manifest = checkpoint->manifest;
+  manifest.library = options_.library_version;
+  manifest.step = checkpoint->mine.step = next_step_;
+  manifest.workers = size();
+  manifest.view = mesh_ ? mesh_->members().view().view : 1;
+  manifest.strategy = step_.strategy().describe();
+  manifest.optimizer = model_.optimizer->describe();
+  manifest.learning_rate = model_.optimizer->learning_rate();
+  manifest.loss_scale = model_.loss_scale.factor();
+  manifest.loss_scale_steps = static_cast<uint64_t>(model_.loss_scale.age());
+  for (const auto& parameter : model_.parameters) {
+    manifest.parameters.push_back({parameter->name, parameter->dtype, parameter->shape, parameter->trained,
+                                   model_.updates[parameter->index]});
+  }
+  checkpoint->ledgers = shards_->ledgers();
+  checkpoint->mine.drawn = shards_->drawn();
+}
+
+// Copies this worker's parts into one buffer, as they will lie in the file. Copies from a device are only
+// enqueued.
+Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
+  if (checkpoint->mine.drawn.shards.size() > transport::kMaxShards)
+    return Status(Code::kLimit, "a checkpoint has at most " + std::to_string(transport::kMaxShards) +
+                                    " data shards; free those that are not used");
+  const bool at_owner = step_.updates_at_owner();
+  auto owners = at_owner ? plan_of(step_.strategy(), true) : Result<Plan>(Plan());
+  if (!owners.ok()) return owners.status();
+  auto parts =
+      saved_parts(model_, states_by_parameter(), at_owner ? &owners.value() : nullptr, rank(), size());
+  const auto dtype_of = [this](const SavedPart& part) {
+    const DType dtype = model_.parameters[part.parameter]->dtype;
+    return part.state < 0 ? dtype : wide(dtype);
+  };
+  // Wide elements first, so that all are aligned.
+  std::stable_sort(parts.begin(), parts.end(), [&](const SavedPart& a, const SavedPart& b) {
+    return dtype_size(dtype_of(a)) > dtype_size(dtype_of(b));
+  });
+  std::vector<StoredTensor> tensors;
+  for (const SavedPart& part : parts) {
+    const Parameter& parameter = *model_.parameters[part.parameter];
+    const bool whole = part.count == parameter.count;
+    const checkpoint::TensorName name{
+        parameter.name, part.state < 0 ? std::string() : state_name(*model_.optimizer, part.state),
+        whole ? 0 : part.begin, whole ? 0 : part.begin + part.count};
+    const uint64_t begin = checkpoint->nbytes;
+    checkpoint->nbytes += part.count * dtype_size(dtype_of(part));
+    tensors.push_back({checkpoint::write_tensor_name(name), dtype_of(part),
+                       whole ? parameter.shape : std::vector<int64_t>{static_cast<int64_t>(part.count)},
+                       begin, checkpoint->nbytes});
+  }
+  checkpoint->header = checkpoint::write_header(tensors);
+
+  auto& contexts = step_.contexts();
+  // New memory costs several times the copy, so it is kept. After a timeout a disk may still read it.
+  if (snapshot_.use_count() != 1 || snapshot_nbytes_ != checkpoint->nbytes) {
+    DSGD_RETURN_IF_ERROR(contexts.back().device->allocate_staging(checkpoint->nbytes).into(&snapshot_));
+    snapshot_nbytes_ = checkpoint->nbytes;
+  }
+  checkpoint->data = snapshot_;
+  const auto context = std::find_if(contexts.begin(), contexts.end(), [](const DeviceContext& of_some) {
+    return of_some.replicas.front() == 0;
+  });
+  if (Status status = context->follow_default_stream(); !status.ok()) return status;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const SavedPart& part = parts[i];
+    const size_t begin = part.begin * dtype_size(dtype_of(part)), nbytes = tensors[i].end - tensors[i].begin;
+    std::byte* const to = static_cast<std::byte*>(checkpoint->data.get()) + tensors[i].begin;
+    const bool state_on_host = at_owner || context->is_host();
+    const auto& state = state_on_host ? step_.optimizer_state().host_state() : context->state;
+    const std::byte* const from =
+        (part.state < 0
+             ? model_.bindings[0][part.parameter].value
+             : static_cast<const std::byte*>(state[part.parameter][static_cast<size_t>(part.state)].get())) +
+        begin;
+    if (nbytes == 0) continue;
+    if (context->is_host() || (part.state >= 0 && state_on_host)) {
+      std::memcpy(to, from, nbytes);
+    } else if (Status status = context->queue->copy(to, from, nbytes); !status.ok()) {
+      return status;
+    }
+  }
+  return {};
+}
+
+void Engine::prepare_folder(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  const auto prepared = [this, checkpoint](const Status& status) {
+    checkpoint->mine.failure = status;
+    exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
+      for (size_t rank = 1; rank < reports.size(); ++rank) {
+        if (reports[rank].step == reports[0].step) continue;
+        return checkpoints_.end(
+            checkpoint,
+            name_worker(
+                static_cast<int32_t>(rank),
+                Status(Code::kMismatch, "it saves after " + std::to_string(reports[rank].step) +
+                                            " steps, but rank 0 after " + std::to_string(reports[0].step) +
+                                            "; all workers call dsgd_checkpoint_save between the same steps"),
+                checkpoint->kind));
+      }
+      if (rank() == 0) note_data_shards(reports, checkpoint->ledgers, &checkpoint->manifest);
+      write_checkpoint_file(checkpoint);
+    });
+  };
+  if (rank() != 0 || !checkpoint->mine.failure.ok()) return prepared(checkpoint->mine.failure);
+  checkpoints_.on_files(
+      checkpoint,
+      [files = checkpoints_.files(), folder = checkpoint->folder, step = checkpoint->mine.step] {
+        return Store(*files, folder).prepare(step);
+      },
+      prepared);
+}
+
+// Keeps rank 0's data shards that all workers have, in the same pass.
+void Engine::note_data_shards(const Reports& reports, const std::vector<SampleLedger>& ledgers,
+                              Manifest* manifest) const {
+  const std::vector<uint64_t>& workers = shards_->roster()->workers;
+  for (const SampleLedger& ledger : ledgers) {
+    Manifest::Shard shard{ledger.samples, ledger.seed, ledger.epoch, ledger.tail, ledger.shuffle, {}, {}};
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      const auto& drawn = reports[rank].drawn.shards;
+      const auto same = std::find_if(drawn.begin(), drawn.end(), [&](const auto& other) {
+        return other.number == ledger.number && other.pass == ledger.pass && other.epoch == ledger.epoch &&
+               other.begin == ledger.begin;
+      });
+      const SampleLedger::Part* part = find_part(ledger, workers[rank]);
+      if (same == drawn.end() || !part || part->slot != rank || ledger.slots != reports.size()) break;
+      SampleLedger::Part rest = rest_of(ledger, *part, same->count);
+      shard.drawn.push_back(rest.taken);
+      shard.runs.push_back(std::move(rest.runs));
+    }
+    if (shard.drawn.size() == reports.size()) manifest->shards.push_back(std::move(shard));
+  }
+}
+
+void Engine::write_checkpoint_file(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  const auto file = std::make_shared<Manifest::File>();
+  checkpoints_.on_files(
+      checkpoint,
+      [files = checkpoints_.files(), folder = checkpoint->folder, step = checkpoint->mine.step, file,
+       name = checkpoint::file_name(rank(), size()), header = std::move(checkpoint->header),
+       data = std::move(checkpoint->data), nbytes = checkpoint->nbytes] {
+        const std::span<const std::byte> parts[] = {std::as_bytes(std::span(header)),
+                                                    {static_cast<const std::byte*>(data.get()), nbytes}};
+        auto written = Store(*files, folder).write_file(step, name, parts);
+        if (written.ok()) *file = std::move(written).value();
+        return written.status();
+      },
+      [this, checkpoint, file](const Status& status) {
+        checkpoint->mine.failure = status;
+        checkpoint->mine.drawn = {};
+        if (status.ok()) checkpoint->mine.nbytes = file->nbytes, checkpoint->mine.checksum = file->checksum;
+        exchange_reports(checkpoint,
+                         [this, checkpoint](const Reports& reports) { publish(checkpoint, reports); });
+      });
+}
+
+void Engine::publish(const std::shared_ptr<CheckpointCall>& checkpoint, const Reports& reports) {
+  const auto retained = std::make_shared<Status>();
+  const auto published = [this, checkpoint, retained](const Status& status) {
+    if (status.ok() && !retained->ok())
+      log_->warning("an old checkpoint was not removed: " + retained->message());
+    checkpoint->mine.failure = status;
+    exchange_reports(checkpoint, [this, checkpoint](const Reports&) {
+      if (rank() == 0)
+        log_->info("saved the checkpoint '" +
+                   Store(*checkpoints_.files(), checkpoint->folder).path(checkpoint->manifest.step) + "'");
+      checkpoints_.end(checkpoint, {});
+    });
+  };
+  if (rank() != 0) return published({});
+  for (int32_t rank = 0; rank < size(); ++rank) {
+    const CheckpointReport& report = reports[static_cast<size_t>(rank)];
+    checkpoint->manifest.files.push_back(
+        {checkpoint::file_name(rank, size()), report.nbytes, report.checksum});
+  }
+  checkpoints_.on_files(
+      checkpoint,
+      [files = checkpoints_.files(), folder = checkpoint->folder, manifest = checkpoint->manifest, retained,
+       keep = options_.checkpoint_keep] {
+        Store store(*files, folder);
+        Status status = store.publish(manifest);
+        if (status.ok()) *retained = store.retain(keep, manifest.step);
+        return status;
+      },
+      published);
+}
+
+}  // namespace dsgd

@@ -1,0 +1,252 @@
+// Loads checkpoints. Every worker reads all files, whoever wrote them, into memory of its own. Only when all
+// workers have read the same checkpoint and found it right do values, optimizer state and the rest change.
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "core/base/text.h"
+#include "core/config/config.h"
+#include "core/objects/object.h"
+#include "core/session/engine.h"
+#include "core/session/saved_parts.h"
+
+namespace dsgd {
+
+using checkpoint::Manifest;
+using checkpoint::Store;
+using checkpoint::Targets;
+
+namespace {
+
+std::string first_word(const std::string& text) { return text.substr(0, text.find(' ')); }
+
+Status misfit(const Store::Found& found, const std::string& why) {
+  return Status(Code::kMismatch, "the checkpoint '" + found.path + "' does not fit this model: " + why);
+}
+
+std::string describe_tensor(DType dtype, const std::vector<int64_t>& shape) {
+  return std::string(dtype_name(dtype)) + ' ' + shape_text(shape);
+}
+
+SampleLedger ledger_of(const Manifest::Shard& saved, const std::vector<uint64_t>& workers) {
+  SampleLedger ledger = even_ledger(saved.samples, saved.begin, workers);
+  ledger.seed = saved.seed;
+  ledger.shuffle = saved.shuffle;
+  ledger.epoch = saved.epoch;
+  for (size_t rank = 0; rank < workers.size(); ++rank) {
+    ledger.parts[rank].taken = saved.drawn[rank];
+    ledger.parts[rank].runs = saved.runs[rank];
+  }
+  return ledger;
+}
+
+// Names of workers that have saved, for which nothing matters but that they differ.
+std::vector<uint64_t> savers(const Manifest::Shard& saved) {
+  std::vector<uint64_t> workers(saved.drawn.size());
+  for (size_t rank = 0; rank < workers.size(); ++rank) workers[rank] = ~uint64_t{rank};
+  return workers;
+}
+
+// Another number of workers deals the rest out anew.
+SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t>& workers) {
+  if (saved.drawn.size() == workers.size()) return ledger_of(saved, workers);
+  SampleLedger ledger = ledger_of(saved, savers(saved));
+  std::vector<WorkerShare> shares;
+  for (const uint64_t worker : savers(saved)) shares.push_back({worker, 0, 0, false});
+  for (const uint64_t worker : workers) shares.push_back({worker, 0, 0, true});
+  deal(&ledger, shares);
+  return ledger;
+}
+
+}  // namespace
+
+// A host that starts again after a failure loads a checkpoint before its first step. If this worker has
+// joined a running job meanwhile, it holds the state of the others, which make steps and would not take part.
+void Engine::load_checkpoint(const std::string& folder, Done done, const CallOptions& options) {
+  if (joined_at_ == next_step_) {
+    log_->info("loads no checkpoint: this worker has joined a running job and holds its state");
+    return done({});
+  }
+  auto checkpoint = std::make_shared<CheckpointCall>();
+  checkpoint->kind = Kind::kLoad;
+  checkpoint->folder = folder;
+  checkpoint->options = options;
+  checkpoint->done = std::move(done);
+  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
+  checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });
+}
+
+void Engine::start_load(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  if (Status status = begin_checkpoint(checkpoint); !status.ok()) return checkpoints_.end(checkpoint, status);
+  const auto found = std::make_shared<Store::Found>();
+  checkpoints_.on_files(
+      checkpoint,
+      [files = checkpoints_.files(), folder = checkpoint->folder, found] {
+        auto newest = Store(*files, folder).find();
+        if (newest.ok()) *found = std::move(newest).value();
+        return newest.status();
+      },
+      [this, checkpoint, found](const Status& status) {
+        if (status.ok()) checkpoint->found = std::move(*found);
+        checkpoint->mine.failure = status.ok() ? check_manifest(checkpoint->found) : status;
+        checkpoint->mine.step = checkpoint->found.manifest.step;
+        checkpoint->mine.checksum = checkpoint->found.checksum;
+        exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
+          for (size_t rank = 1; rank < reports.size(); ++rank) {
+            if (reports[rank].checksum == reports[0].checksum) continue;
+            return checkpoints_.end(
+                checkpoint,
+                name_worker(
+                    static_cast<int32_t>(rank),
+                    Status(Code::kMismatch,
+                           "it finds the checkpoint of step " + std::to_string(reports[rank].step) +
+                               ", but rank 0 another one, of step " + std::to_string(reports[0].step) +
+                               "; give all workers one folder on a file system that they share"),
+                    checkpoint->kind));
+          }
+          read_checkpoint(checkpoint);
+        });
+      });
+}
+
+Status Engine::check_manifest(const Store::Found& found) const {
+  const Manifest& manifest = found.manifest;
+  std::map<std::string, const Manifest::Parameter*> saved;
+  for (const auto& parameter : manifest.parameters) saved[parameter.name] = &parameter;
+  for (const auto& parameter : model_.parameters) {
+    const auto at = saved.find(parameter->name);
+    if (at == saved.end())
+      return misfit(found,
+                    "it has no parameter '" + parameter->name + "'; register the parameters that were saved")
+          .with_parameter(parameter->name);
+    const Manifest::Parameter& its = *at->second;
+    if (its.dtype != parameter->dtype || its.shape != parameter->shape)
+      return misfit(found, "parameter '" + parameter->name + "' is " +
+                               describe_tensor(parameter->dtype, parameter->shape) + " here and " +
+                               describe_tensor(its.dtype, its.shape) + " there; register it as it was saved")
+          .with_parameter(parameter->name);
+    saved.erase(at);
+  }
+  for (const Manifest::Shard& shard : manifest.shards) {
+    if (!is_sound(ledger_of(shard, savers(shard))))
+      return Status(Code::kIo, "the manifest of the checkpoint '" + found.path +
+                                   "' is damaged: a data shard is inconsistent; load another checkpoint");
+  }
+  if (!saved.empty())
+    return misfit(found, "it has a parameter '" + printable(saved.begin()->first) +
+                             "' that is not registered here; register the parameters that were saved")
+        .with_parameter(saved.begin()->first);
+  const std::string here = first_word(model_.optimizer->describe()), there = first_word(manifest.optimizer);
+  if (here != there)
+    return misfit(found, "the optimizer is '" + here + "' here and '" + printable(there) +
+                             "' there; set the optimizer that was saved");
+  return {};
+}
+
+// Memory for all that is read; of the optimizer's state only what this worker keeps.
+Status Engine::make_targets(CheckpointCall* checkpoint) {
+  device::Device& staging = *step_.contexts().back().device;
+  const bool at_owner = step_.updates_at_owner();
+  auto owners = at_owner ? plan_of(step_.strategy(), true) : Result<Plan>(Plan());
+  if (!owners.ok()) return owners.status();
+  const std::vector<size_t> states = states_by_parameter();
+  checkpoint->states.resize(states.size());
+  for (const auto& parameter : model_.parameters) {
+    auto value = staging.allocate_staging(parameter->nbytes());
+    if (!value.ok()) return value.status();
+    checkpoint->values.push_back(std::move(value).value());
+    for (size_t s = 0; s < states[parameter->index]; ++s) {
+      auto state = untouched_memory(parameter->state_nbytes());
+      if (!state)
+        return Status(Code::kNoMemory, "no memory for " + std::to_string(parameter->state_nbytes()) +
+                                           " bytes of optimizer state");
+      checkpoint->states[parameter->index].push_back(std::move(state));
+    }
+  }
+  for (const auto& parameter : model_.parameters) {
+    const uint32_t p = parameter->index;
+    const std::vector<std::pair<uint64_t, uint64_t>> all = {{0, parameter->count}};
+    checkpoint->targets[{parameter->name, ""}] = {parameter->dtype, parameter->count, true,
+                                                  static_cast<std::byte*>(checkpoint->values[p].get()), all};
+    for (size_t s = 0; s < states[p]; ++s) {
+      checkpoint->targets[{parameter->name, state_name(*model_.optimizer, static_cast<int32_t>(s))}] = {
+          wide(parameter->dtype), parameter->count, false,
+          static_cast<std::byte*>(checkpoint->states[p][s].get()),
+          at_owner ? owned_ranges(owners.value(), p, rank(), true) : all};
+    }
+  }
+  return {};
+}
+
+void Engine::read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  const auto read = [this, checkpoint](const Status& status) {
+    checkpoint->mine.failure = status;
+    exchange_reports(checkpoint, [this, checkpoint](const Reports&) { apply_checkpoint(checkpoint); });
+  };
+  if (Status status = make_targets(checkpoint.get()); !status.ok()) return read(status);
+  // The memory stays until it is read, also after a timeout.
+  checkpoints_.on_files(
+      checkpoint,
+      [files = checkpoints_.files(), found = checkpoint->found, targets = std::move(checkpoint->targets),
+       values = checkpoint->values,
+       states = checkpoint->states]() mutable { return checkpoint::read_tensors(*files, found, &targets); },
+      read);
+}
+
+// A failure of a device fails the session now, since the other workers change their models.
+// A change of the view waits until all of it is in the replicas.
+void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  applying_ = true;
+  drop_learners(Status(Code::kState, "a checkpoint was loaded"));
+  const auto ended = [this, checkpoint](const Status& status) {
+    applying_ = false;
+    if (!status.ok()) {
+      fail(status, true);
+      return checkpoints_.end(checkpoint, status);
+    }
+    const Manifest& manifest = checkpoint->found.manifest;
+    std::map<std::string, uint64_t> updates;
+    for (const auto& saved : manifest.parameters) updates[saved.name] = saved.updates;
+    for (const auto& parameter : model_.parameters)
+      model_.updates[parameter->index] = updates[parameter->name];
+    model_.optimizer->set_learning_rate(manifest.learning_rate);
+    model_.loss_scale.restore(manifest.loss_scale, static_cast<int>(manifest.loss_scale_steps));
+    restore_shards(manifest);
+    next_step_ = manifest.step;
+    step_.set_version(++strategy_version_);
+    torn_ = {};
+    last_step_failed_ = compared_ = false;
+    log_->info("loaded the checkpoint '" + checkpoint->found.path + "': step " + std::to_string(next_step_) +
+               ", saved by " + counted(static_cast<size_t>(manifest.workers), "worker") + " under " +
+               printable(manifest.strategy));
+    checkpoints_.end(checkpoint, {});
+    if (failure_.ok()) enter_view();  // one that has come meanwhile
+  };
+  const transport::Time deadline = checkpoint->call->deadline;
+  if (Status status = spread_values(checkpoint->values); !status.ok()) return ended(status);
+  OptimizerState& state = step_.optimizer_state().host_state();
+  state.resize(model_.parameters.size());
+  for (size_t p = 0; p < state.size(); ++p) state[p] = checkpoint->states[p];
+  step_.optimizer_state().copy_state(true, deadline,
+                                     [this, checkpoint, deadline, ended](const Status& copied) {
+                                       if (!copied.ok()) return ended(copied);
+                                       step_.when_reached(deadline, ended);
+                                     });
+}
+
+// In the order of their creation, those that read the same data.
+void Engine::restore_shards(const Manifest& manifest) {
+  auto live = shards_->live();
+  for (const Manifest::Shard& saved : manifest.shards) {
+    const auto same = std::find_if(live.begin(), live.end(), [&](const auto& known) {
+      return known->read(
+          [&](const Shard& shard) { return shard.same_data(saved.samples, saved.seed, saved.shuffle); });
+    });
+    if (same == live.end()) continue;
+    shards_->restore(*same, ledger_for(saved, shards_->roster()->workers));
+    live.erase(same);
+  }
+}
+
+}  // namespace dsgd

@@ -1,0 +1,57 @@
+#include "core/session/network_settings.h"
+
+#include <algorithm>
+
+#include "core/base/address.h"
+
+namespace dsgd {
+
+int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
+  int64_t wanted = 0;
+  if (as_head) wanted += 2 * num_workers;              // each member's own connection, and its heartbeat's
+  if (as_worker) wanted += 2 * (num_workers - 1) + 2;  // peers; its own two to the head
+  return wanted;
+}
+
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
+                         bool as_worker, int64_t others) {
+  const int64_t wanted = descriptors_of_job(num_workers, as_head, as_worker) + others;
+  const int64_t free = environment.free_descriptors();
+  if (free >= wanted) return {};
+  return Status(Code::kLimit,
+                "a job of " + std::to_string(num_workers) + " workers needs up to " + std::to_string(wanted) +
+                    " descriptors in this process, but only " + std::to_string(std::max<int64_t>(free, 0)) +
+                    " more descriptors are available; raise the limit of open files (ulimit -n) by " +
+                    std::to_string(wanted - free) + " or more")
+      .with_parameter("num_workers");
+}
+
+bool is_protected(const Config& config) {
+  return !config.text("token").empty() || !config.text("tls_cert").empty();
+}
+
+Status check_token(const Config& config, const std::string& head) {
+  if (is_protected(config) || is_loopback(head)) return {};
+  return Status(Code::kInvalidArgument,
+                "`token` is not set: without one, or TLS, the head listens on the loopback interface only, "
+                "not on " +
+                    host_of(head) +
+                    "; set `token` to the same secret on the head and all workers, or `tls_cert`, `tls_key` "
+                    "and `tls_ca`")
+      .with_parameter("token");
+}
+
+Status use_tls(transport::Environment& environment, const Config& config, std::shared_ptr<Log> log) {
+  if (config.text("tls_cert").empty()) return {};
+  return environment.use_tls({config.text("tls_cert"), config.text("tls_key"), config.text("tls_ca")},
+                             [log](const std::string& warning) { log->warning(warning); });
+}
+
+transport::Checksum checksum_of(const Config& config) {
+  const std::string when = config.text("checksum");
+  return when == "always"  ? transport::Checksum::kAlways
+         : when == "never" ? transport::Checksum::kNever
+                           : transport::Checksum::kAuto;
+}
+
+}  // namespace dsgd

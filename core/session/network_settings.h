@@ -1,0 +1,34 @@
+// Settings of the networks of a worker, a head, or a query of the job's status, by the configuration.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/log.h"
+#include "core/config/config.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+// Returns the number of descriptors that the connections of such a job need in one process.
+int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
+
+// A process of the job may need one connection to and one from each worker, and `others`. Returns an error if
+// its limit of open files is too low: to run out later would stop the job in mid-step.
+Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
+                         bool as_worker, int64_t others = 0);
+
+// Returns whether a token or TLS keeps strangers out.
+bool is_protected(const Config& config);
+
+// Without a token or TLS a head listens on the loopback interface only.
+Status check_token(const Config& config, const std::string& head);
+
+// Makes networks that are created afterwards use the keys `tls_cert`, `tls_key` and `tls_ca`.
+Status use_tls(transport::Environment& environment, const Config& config, std::shared_ptr<Log> log);
+
+// Returns the value of the key `checksum`.
+transport::Checksum checksum_of(const Config& config);
+
+}  // namespace dsgd

@@ -1,0 +1,69 @@
+// Checkpoints and the data shards that they remember.
+
+#include "core/mesh/channels.h"
+#include "core/session/session_impl.h"
+
+namespace dsgd {
+
+std::shared_ptr<SharedShard> Session::add_shard(uint64_t samples, uint64_t seed, bool shuffle) {
+  return impl_->shards.add(samples, seed, shuffle);
+}
+
+Status Session::wait_for_samples(const SharedShard& shard) {
+  Impl::Call call(*impl_, Impl::Call::kAlways);
+  if (!call.status().ok()) return call.status();
+  if (impl_->shards.waits_for_others()) {
+    return Status(Code::kState,
+                  "this worker has joined a running job, and its samples are dealt in dsgd_start; call "
+                  "dsgd_start before dsgd_shard_next");
+  }
+  return impl_->loop().wait(shard.ready(), transport::kNever) ? Status() : impl_->environment->alive();
+}
+
+Result<std::string> Session::Impl::checkpoint_folder(const char* call, const std::string& path) {
+  if (!started) return Status(Code::kState, std::string(call) + " needs dsgd_start first");
+  if (Status status = check_model_writable(call); !status.ok()) return status;
+  const std::string& folder = path.empty() ? config.text("checkpoint_dir") : path;
+  if (!folder.empty()) return folder;
+  return Status(Code::kInvalidArgument,
+                std::string(call) + ": no folder is given; pass one, or set the key checkpoint_dir")
+      .with_parameter("checkpoint_dir");
+}
+
+Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& path, Mode mode,
+                                                            const CallOptions& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_save", path);
+  if (!folder.ok()) return folder.status();
+  // An earlier save may still be under way, so the model is copied later. It must not change before.
+  const auto taken = std::make_shared<std::atomic<bool>>(false);
+  const auto operation = impl_->launch(
+      "dsgd_checkpoint_save", 0, mode, options, [this, options, taken, folder = folder.value()](auto done) {
+        impl_->engine().save_checkpoint(folder, [taken] { *taken = true; }, done, options);
+      });
+  if (mode == Mode::kQueue) impl_->loop().wait(*taken, impl_->loop().now() + 2 * impl_->timeout_of(options));
+  return operation;
+}
+
+Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& path, Mode mode,
+                                                            const CallOptions& options) {
+  Impl::Call call(*impl_);
+  if (!call.status().ok()) return call.status();
+  const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_load", path);
+  if (!folder.ok()) return folder.status();
+  return impl_->launch_change(
+      "dsgd_checkpoint_load", mode, options,
+      [folder = folder.value(), options](Engine& engine, auto done) {
+        engine.load_checkpoint(folder, done, options);
+      },
+      [this] {
+        std::lock_guard lock(impl_->step_mutex);
+        impl_->next_step = static_cast<int64_t>(impl_->engine().next_step());
+        impl_->torn = false;
+        impl_->step_failure = {};
+        impl_->marks().clear(true);
+      });
+}
+
+}  // namespace dsgd

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""`dsgd run --restarts` starts a worker that has died again, and it joins the job that the others have gone on with. If that
+job is over, it starts all workers again.
+
+restart.py DSGD WORKER
+
+Worker 1 of three kills itself in step 20 (loss_worker.c). The one that is started in its place has number 4, so the steps
+tell it from the first. The job lasts until it has taken part in a step.
+
+Then both workers of a job are killed at once. Those that are started in their places can join no job, and do not count as
+restarts.
+"""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+SCRIPT = """
+if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/died" 2>/dev/null; then exec "$WORKER" 1 100000 300 1000 20; fi
+if [ $DSGD_RANK = 1 ]; then exec "$WORKER" 4 60 300 1000; fi
+exec "$WORKER" $DSGD_RANK 60 300 20000
+"""
+
+AT_ONCE = """
+if mkdir "$FOLDER/$DSGD_RANK" 2>/dev/null; then echo "pid $$"; exec "$WORKER" $DSGD_RANK 100000 300 1000; fi
+"$WORKER" $DSGD_RANK 20 300 1000 >"$FOLDER/$$"
+cat "$FOLDER/$$"
+! grep -q '^failed ' "$FOLDER/$$"
+"""
+
+
+def lose_one(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [dsgd, "run", "-n", "3", "--restarts", "1", "--set", "min_workers=2", "--set", "lease=2s", "--", "sh", "-c", SCRIPT],
+            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            timeout=100)
+    problems = []
+    if result.returncode != 0:
+        problems.append(f"dsgd run ended with status {result.returncode}")
+    if "was killed by signal 9; the others go on, and it is started again" not in result.stderr:
+        problems.append("dsgd run does not say that it starts the worker again")
+    lines = [line.partition("] ")[::2] for line in result.stdout.splitlines()]
+    values = {rest for _, rest in lines if rest.startswith("values ")}
+    ended = sum(rest.startswith("values ") for _, rest in lines)
+    if ended != 3 or len(values) != 1:
+        problems.append(f"{ended} workers have ended, with {len(values)} different models")
+    used = set()
+    for rank, rest in lines:
+        if rank == "[0" and rest.startswith("step "):
+            _, _, _, _, weight, change, _ = rest.split()
+            used.add(round(float(weight) * float(change)))
+    for expected, what in ((0b00111, "all three"), (0b10101, "the new one and not the old one")):
+        if expected not in used:
+            problems.append(f"no step has used {what}: {sorted(used)}")
+    if problems:
+        print("FAILED:", *problems, *(line[:100] for line in result.stdout.splitlines()[-40:]), result.stderr, sep="\n  ")
+    return bool(problems)
+
+
+def lose_all(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        job = subprocess.Popen(
+            [dsgd, "run", "-n", "2", "--restarts", "2", "--set", "min_workers=1", "--set", "lease=2s", "--", "sh", "-c", AT_ONCE],
+            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pids, models = [], []
+        for line in job.stdout:
+            name, _, rest = line.rstrip("\n").partition("] ")
+            if rest.startswith("pid "):
+                pids.append(int(rest.split()[1]))
+            if rest.startswith("step ") and len(pids) == 2:
+                for number in (signal.SIGSTOP, signal.SIGKILL):
+                    for pid in pids:
+                        os.kill(pid, number)
+                pids.append(0)
+            if rest.startswith("values "):
+                models.append(rest)
+        errors = job.stderr.read()
+        status = job.wait(timeout=100)
+    problems = []
+    if status != 0:
+        problems.append(f"dsgd run ended with status {status}")
+    if "starting all workers again (restart 1 of 2)" not in errors:
+        problems.append("dsgd run does not start all workers again")
+    if len(models) != 2 or len(set(models)) != 1:
+        problems.append(f"{len(models)} workers have ended, with {len(set(models))} different models")
+    if problems:
+        print("FAILED:", *problems, errors, sep="\n  ")
+    return bool(problems)
+
+
+def main():
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    dsgd, worker = sys.argv[1:]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
+    return lose_one(dsgd, worker, environment) or lose_all(dsgd, worker, environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

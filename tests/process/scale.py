@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""`dsgd scale` makes `dsgd run` start and stop workers of a running job.
+
+scale.py DSGD WORKER
+
+The job begins with two workers and is scaled to four, to one and to three. Then one worker is killed, and the job is scaled to
+three again. Each number is asked for after a step of worker 0 (loss_worker.c) with the previous number. At the end SIGTERM
+makes worker 0 stop, and with it the two others; all three have the same values.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+PLAN = [2, 4, 1, 3, 2, 3]
+LOSS = 4  # index in PLAN; the others come from dsgd scale
+
+
+class Job:
+    def __init__(self, dsgd, worker):
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
+        self.environment["DSGD_TOKEN"] = "of the test"
+        self.dsgd, self.head, self.wanted, self.seen = dsgd, None, list(PLAN), []
+        self.problems, self.values, self.errors = [], {}, []
+        self.process = subprocess.Popen(
+            [dsgd, "run", "-n", "2", "--set", "min_workers=1", "--set", "max_workers=4", "--", worker, "0", "4000", "4001", "10000"],
+            env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self.read_errors)
+        self.reader.start()
+
+    def read_errors(self):
+        for line in self.process.stderr:
+            self.errors.append(line)
+            if line.startswith("dsgd run: the head listens at "):
+                self.head = line.split()[6]
+
+    def ask(self, *words):
+        result = subprocess.run([self.dsgd, *words, "--head", self.head], env=self.environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+        return result.returncode, result.stdout
+
+    def scale(self, number):
+        status, text = self.ask("scale", str(number))
+        if status != 0:
+            self.problems.append(f"dsgd scale {number} ended with status {status}: {text}")
+
+    def refuse(self):
+        status, text = self.ask("scale", "5")
+        if status != 1 or "max_workers = 4" not in text:
+            self.problems.append(f"dsgd scale 5 ended with status {status}: {text}")
+        status, text = self.ask("status")
+        if status != 0 or "3 workers (began with 2; may be 1 to 4), 3 wanted" not in text:
+            self.problems.append(f"dsgd status ended with status {status}: {text}")
+
+    def kill(self, worker_id, number):
+        _, text = self.ask("status", "--json")
+        os.kill(next(worker["pid"] for worker in json.loads(text)["workers"] if worker["worker_id"] == worker_id), number)
+
+    def follow(self):
+        for line in self.process.stdout:
+            name, _, rest = line.rstrip("\n").partition("] ")
+            if rest.startswith("values "):
+                self.values[name] = rest
+            if name != "[0" or not rest.startswith("step "):
+                continue
+            size = int(rest.split()[3])
+            if not self.seen or self.seen[-1] != size:
+                self.seen.append(size)
+            if self.wanted and size == self.wanted[0]:
+                del self.wanted[0]
+                if len(self.wanted) == len(PLAN) - LOSS:
+                    self.kill("worker-5", signal.SIGKILL)
+                elif self.wanted:
+                    self.scale(self.wanted[0])
+                else:
+                    self.refuse()
+                    self.kill("worker-0", signal.SIGTERM)
+
+    def check(self):
+        self.follow()
+        self.reader.join()
+        if self.process.wait() != 0:
+            self.problems.append(f"dsgd run ended with status {self.process.returncode}")
+        if self.wanted:
+            self.problems.append(f"the steps of worker 0 have seen {self.seen} workers, not {PLAN}")
+        if set(self.values) != {"[0", "[4", "[6"} or len(set(self.values.values())) != 1:
+            self.problems.append(f"{len(set(self.values.values()))} different models, of the workers {sorted(self.values)}")
+        if sum("was stopped; the others go on" in line for line in self.errors) != 3:
+            self.problems.append("three workers were to be stopped")
+
+
+def main():
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    job = Job(*sys.argv[1:])
+    try:
+        while not job.head and job.process.poll() is None:
+            job.reader.join(0.01)
+        job.check()
+    finally:
+        job.process.kill()
+        job.process.wait()
+    if job.problems:
+        print("FAILED:", *job.problems, *(line.rstrip() for line in job.errors[-40:]), sep="\n  ")
+    return bool(job.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+// A worker is lost while all of them change the strategy or load a checkpoint, or soon after. Either the
+// others go on and all of them have made the change, or the job ends and says why. In step k each worker's
+// gradient is a power of two of its own in element k, and SGD has momentum. So an element's value tells whose
+// gradients its step has used, and whether the optimizer's state of all later steps was right.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cluster.h"
+#include "tests/unit/wait_for.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+using transport::Death;
+using transport::Duration;
+
+constexpr int kChangeSteps = 20, kChangeStep = 8, kSavedStep = 5;
+constexpr size_t kChangeElements = 40'000;  // several key ranges
+constexpr int kChangeStride = DSGD_SIMULATION_LOSS_STRIDE;
+
+struct ChangedJob {
+  bool loads =
+      false;  // a checkpoint of kSavedStep, when `load_step` steps are made; else it changes strategy
+  int load_step = kChangeStep;
+  std::string strategy = "ps";
+  int victim = 0;
+  Duration after{};      // from the moment at which the first worker begins the change
+  bool changed = false;  // `after` counts from the moment at which all workers have ended the change
+
+  std::string describe() const {
+    return std::string(loads ? "load before step " + std::to_string(load_step) : "change of strategy") +
+           " under " + strategy + ", " + std::to_string(victim) + " is killed " +
+           std::to_string(after.count() / 1000) + " us " + (changed ? "after it" : "after its begin");
+  }
+};
+
+class ChangedOutcome {
+ public:
+  explicit ChangedOutcome(const ChangedJob& job)
+      : job_(job),
+        values(3),
+        made(3),
+        cluster({.workers = 3,
+                 .separate_head = true,
+                 .files = true,
+                 .settings = {{"lease", "500ms"},
+                              {"min_workers", "1"},
+                              {"strategy", job.strategy},
+                              {"copies", job.strategy == "ps" ? "2" : "1"},
+                              {"bucket_size", "16K"},
+                              {"step_timeout", "20s"}},
+                 .network = {.delay = {100us, 400us}}},
+                [this](Cluster&, Session& session, int worker) { train(session, worker); }) {
+    const char* const call = job.loads ? "load" : "change";
+    if (job.changed) {
+      for (int w = 0; w < 3; ++w) EXPECT_TRUE(cluster.run_until_noted(w, call, 60s)) << cluster.history(w);
+    } else {
+      EXPECT_TRUE(cluster.world.run_until([this] { return begun_ && saved_ == (job_.loads ? 3 : 0); },
+                                          cluster.world.now() + 60s));
+    }
+    cluster.world.run_for(job.after);
+    is_lost = !cluster.finished(job.victim);
+    cluster.world.kill(cluster.process(job.victim), Death::kReset);
+    EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs: " << job.describe();
+  }
+
+  // True if the others have gone on.
+  bool expect_right() {
+    SCOPED_TRACE(job_.describe());
+    int finished = 0;
+    std::vector<float> first;
+    for (int w = 0; w < 3; ++w) {
+      if (is_lost && w == job_.victim) continue;
+      if (values[static_cast<size_t>(w)].empty()) {
+        EXPECT_THAT(cluster.history(w), HasSubstr("it was lost while the workers changed the strategy or "
+                                                  "loaded a checkpoint"));
+        continue;
+      }
+      ++finished;
+      if (first.empty()) first = values[static_cast<size_t>(w)];
+      EXPECT_TRUE(first == values[static_cast<size_t>(w)]) << "values differ";
+      for (int k = 0; k < kChangeSteps; ++k) {
+        const double mean = made[static_cast<size_t>(w)][static_cast<size_t>(k)];
+        double momentum = mean, value = 0;
+        for (int at = k; at < kChangeSteps; ++at, momentum *= 0.5) value -= momentum;
+        EXPECT_NEAR(values[static_cast<size_t>(w)][element(k)], value, 1e-4 * mean)
+            << "worker " << w << ", step " << k << "\n"
+            << cluster.history(w);
+      }
+    }
+    EXPECT_TRUE(finished == 0 || finished == (is_lost ? 2 : 3)) << "only some have ended";
+    return finished > 0;
+  }
+
+ private:
+  static size_t element(int step) {
+    return static_cast<size_t>(step) * (kChangeElements / static_cast<size_t>(kChangeSteps));
+  }
+  Status save_or_load(Session& session, bool save) {
+    const auto call = save ? session.save_checkpoint("./model", Session::Mode::kWait)
+                           : session.load_checkpoint("./model", Session::Mode::kWait);
+    return wait_for(session, call);
+  }
+
+  void train(Session& session, int worker) {
+    (void)session.set_optimizer("sgd", "lr=1 momentum=0.5");
+    const auto count = static_cast<int64_t>(kChangeElements);
+    Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+    const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+    float* const value = static_cast<float*>(memory->value);
+    float* const gradient = static_cast<float*>(memory->gradient);
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    std::vector<double>& means = made[static_cast<size_t>(worker)];
+    means.resize(kChangeSteps);
+    bool changed = false;
+    for (int k = 0; k < kChangeSteps; ++k) {
+      if (k == kSavedStep && job_.loads && !changed) {
+        if (!cluster.note(worker, "save", [&] { return save_or_load(session, true); })) return;
+        ++saved_;
+      }
+      if (k == (job_.loads ? job_.load_step : kChangeStep) && !changed) {
+        if (job_.loads) value[kChangeElements - 1] = 7;  // which the checkpoint does not have
+        const auto change = [&] {
+          begun_ = true;
+          return job_.loads ? save_or_load(session, false)
+                            : session.set_strategy(job_.strategy == "ps" ? "allreduce" : "ps",
+                                                   job_.strategy == "ps" ? "" : "copies=2");
+        };
+        Status status;
+        do {
+          cluster.note(worker, job_.loads ? "load" : "change", [&] { return status = change(); });
+        } while (status.code() == Code::kViewChanged);
+        if (!status.ok()) return;
+        changed = true;
+        if (job_.loads) k = kSavedStep;
+      }
+      std::fill_n(gradient, kChangeElements, 0.0f);
+      gradient[element(k)] = static_cast<float>(1 << worker);
+      const float before = value[element(k)];
+      StepResult result;
+      if (!cluster.note(worker, "step " + std::to_string(k), [&] { return session.step(1, &result); }))
+        return;
+      means[static_cast<size_t>(k)] = static_cast<double>(before - value[element(k)]);
+    }
+    values[static_cast<size_t>(worker)].assign(value, value + kChangeElements);
+  }
+
+  const ChangedJob job_;
+  bool begun_ = false;  // the change, on some worker
+  int saved_ = 0;       // workers that have saved
+
+ public:
+  bool is_lost = false;
+  std::vector<std::vector<float>> values;
+  std::vector<std::vector<double>> made;  // means that steps have used, by worker
+  Cluster cluster;
+};
+
+// The backups of the optimizer's state have what was loaded, too.
+TEST(Change, AfterALoadTheCopiesOfTheStateOutliveALossAtAnyMoment) {
+  for (Duration after = 0us; after < 6ms; after += kChangeStride * 300us) {
+    for (int victim = 0; victim < 3; ++victim) {
+      ChangedOutcome outcome({.loads = true, .victim = victim, .after = after, .changed = true});
+      EXPECT_TRUE(outcome.expect_right());
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// The checkpoint may be that of the present step, so that the number of steps does not tell who has loaded
+// it.
+TEST(Change, ALossDuringALoadLeavesAllWithItOrEndsTheJob) {
+  int went_on = 0, ended = 0;
+  for (const std::string strategy : {"allreduce", "ps"}) {
+    for (const int load_step : {kSavedStep, kSavedStep + 1, kChangeStep}) {
+      for (int victim = 0; victim < 3; ++victim) {
+        for (Duration after = 0us; after < 10ms; after += kChangeStride * 500us) {
+          ChangedOutcome outcome({.loads = true,
+                                  .load_step = load_step,
+                                  .strategy = strategy,
+                                  .victim = victim,
+                                  .after = after});
+          ++(outcome.expect_right() ? went_on : ended);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_GT(went_on, 0);
+  if (kChangeStride == 1) {  // with a larger stride there may be too few moments to end a job
+    EXPECT_GT(ended, 0);
+  }
+}
+
+TEST(Change, ALossDuringAChangeOfStrategyLeavesAllWithItOrEndsTheJob) {
+  int went_on = 0, ended = 0;
+  for (const std::string strategy : {"allreduce", "ps"}) {
+    for (int victim = 0; victim < 3; ++victim) {
+      for (Duration after = 0us; after < 4ms; after += kChangeStride * 100us) {
+        ChangedOutcome outcome({.strategy = strategy, .victim = victim, .after = after});
+        ++(outcome.expect_right() ? went_on : ended);
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(went_on, 0);
+  if (kChangeStride == 1) {  // with a larger stride there may be too few moments to end a job
+    EXPECT_GT(ended, 0);
+  }
+}
+
+// A program that was started again makes this call, since it cannot know whether the job still runs.
+TEST(Change, AWorkerThatJoinsNeedsNoCheckpointAndMayAskForOne) {
+  std::vector<StepResult> last(3);
+  Cluster cluster({.workers = 2,
+                   .joiners = 1,
+                   .separate_head = true,
+                   .files = true,
+                   .settings = {{"min_workers", "1"}, {"max_workers", "3"}, {"step_timeout", "5s"}}},
+                  [&last](Cluster& cluster, Session& session, int worker) {
+                    const int64_t count = 4;
+                    Parameter* const parameter =
+                        session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+                    const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+                    std::fill_n(static_cast<float*>(memory->gradient), count, 1.0f);
+                    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+                    const bool loaded = cluster.note(worker, "load", [&] {
+                      const auto call = session.load_checkpoint("./model", Session::Mode::kWait);
+                      const Status status = wait_for(session, call);
+                      return worker < 2 && status.code() == Code::kNotFound ? Status() : status;
+                    });
+                    StepResult& result = last[static_cast<size_t>(worker)];
+                    result.step = -1;
+                    while (loaded && result.step < 399 &&
+                           cluster.note(worker, "step", [&] { return session.step(1, &result); })) {
+                    }
+                  });
+  cluster.world.run_for(60ms);
+  cluster.start_worker(2);
+  ASSERT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+  for (int w = 0; w < 3; ++w) EXPECT_FALSE(cluster.first_failure(w)) << cluster.history(w);
+  EXPECT_EQ(last[0].size, 3) << cluster.history(2);
+}
+
+}  // namespace
+}  // namespace dsgd::simulation

@@ -1,0 +1,278 @@
+// A worker joins while the others train. Its links from them are slow, or blocked for a while: they make
+// steps meanwhile, and it holds the same bits as they do. Gradients are fractions, so that each rounding
+// counts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster.h"
+#include "transport/sim/random.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+using transport::Death;
+using transport::Duration;
+using transport::Random;
+using transport::Time;
+
+struct Joining {
+  int workers = 2, joiners = 1;
+  int before = 24, steps = 60;  // the last one before another worker joins, and all
+  size_t elements = 200'000;    // of the largest parameter
+  std::string optimizer = "adam", options = "amsgrad=1 weight_decay=0.01";
+  std::map<std::string, std::string> settings = {};
+  Duration pause{};            // of each host, before each step
+  bool halves_values = false;  // the hosts change the values after each step
+  transport::LinkDelay delay = {1ms, 1ms};
+  uint64_t seed = 1;
+};
+
+class JoinedJob {
+ public:
+  explicit JoinedJob(const Joining& job)
+      : job_(job),
+        first(static_cast<size_t>(job.workers + job.joiners)),
+        models(first.size()),
+        cluster(options_of(job), [this](Cluster&, Session& session, int worker) { train(session, worker); }) {
+    for (int w = 0; w < job.workers; ++w)
+      EXPECT_TRUE(cluster.run_until_noted(w, "step " + std::to_string(job.before), 30s))
+          << cluster.history(w);
+  }
+
+  int joiner() const { return job_.workers; }
+  void run() { EXPECT_TRUE(cluster.run_until_ended(300s)) << "a worker hangs"; }
+  // Whether all data from the first workers to the one that joins wait.
+  void hold_back(bool blocked) {
+    for (int w = 0; w < job_.workers; ++w) {
+      blocked ? cluster.world.block(cluster.process(w), cluster.process(joiner()))
+              : cluster.world.unblock(cluster.process(w), cluster.process(joiner()));
+    }
+  }
+  int steps_between(int worker, Time begin, Time end) const {
+    return static_cast<int>(
+        std::count_if(cluster.calls(worker).begin(), cluster.calls(worker).end(), [&](const NotedCall& call) {
+          return call.name.rfind("step ", 0) == 0 && call.status.ok() && call.ended > begin &&
+                 call.ended <= end;
+        }));
+  }
+  bool logged(int worker, const std::string& text) const {
+    return std::any_of(cluster.log(worker).begin(), cluster.log(worker).end(),
+                       [&](const std::string& line) { return line.find(text) != line.npos; });
+  }
+  void expect_equal(std::initializer_list<int> workers) const {
+    for (int worker : workers) {
+      const auto& model = models[static_cast<size_t>(worker)];
+      EXPECT_FALSE(model.empty()) << cluster.history(worker);
+      EXPECT_TRUE(model == models[static_cast<size_t>(*workers.begin())]) << "worker " << worker;
+    }
+  }
+
+ private:
+  static ClusterOptions options_of(const Joining& job) {
+    ClusterOptions options{
+        .workers = job.workers, .joiners = job.joiners, .separate_head = true, .seed = job.seed};
+    options.settings = {{"lease", "500ms"},
+                        {"min_workers", "1"},
+                        {"max_workers", std::to_string(job.workers + job.joiners)},
+                        {"step_timeout", "20s"},
+                        {"bucket_size", "64K"}};
+    for (const auto& [key, value] : job.settings) options.settings[key] = value;
+    options.network.delay = job.delay;
+    return options;
+  }
+
+  void train(Session& session, int worker) {
+    if (!session.set_optimizer(job_.optimizer, "lr=0.01 " + job_.options).ok()) std::abort();
+    struct Tensor {
+      Parameter* parameter;
+      std::vector<std::shared_ptr<TensorMemory>> memory;  // by replica
+    };
+    const auto large = static_cast<int64_t>(job_.elements);
+    const std::vector<std::pair<DType, int64_t>> shapes = {
+        {DType::kFloat16, 3001}, {DType::kFloat32, large}, {DType::kFloat64, 501}, {DType::kFloat32, 77}};
+    std::vector<Replica*> replicas = {session.add_replica("cpu").value(), session.add_replica("cpu").value()};
+    std::vector<Tensor> tensors;
+    for (const auto& [dtype, count] : shapes) {
+      Tensor& tensor = tensors.emplace_back();
+      tensor.parameter =
+          session.add_parameter("p" + std::to_string(tensors.size()), dtype, {&count, 1}, true).value();
+      for (Replica* replica : replicas)
+        tensor.memory.push_back(session.alloc(replica, tensor.parameter).value());
+    }
+    if (!session.set_parameter(tensors[3].parameter, "frozen=1").ok()) std::abort();
+    if (!session.set_parameter(tensors[2].parameter, "rate=0.5 decay=0").ok()) std::abort();
+    const int64_t counters = 3;
+    Parameter* const counter = session.add_parameter("counter", DType::kInt32, {&counters, 1}, false).value();
+    std::vector<int32_t*> counts;
+    for (Replica* replica : replicas)
+      counts.push_back(static_cast<int32_t*>(session.alloc(replica, counter).value()->value));
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    int k = first[static_cast<size_t>(worker)] = static_cast<int>(session.info().steps);
+    StepResult result;
+    const auto step = [&](double weight) {
+      // Before the worker that joins takes part; in the first test, while its data are held back. It takes
+      // over the rate.
+      if (k == 10 && !session.set_learning_rate(0.003).ok()) std::abort();
+      Random random(static_cast<uint64_t>(k * 16 + worker));
+      for (Tensor& tensor : tensors) {
+        for (size_t r = 0; r < replicas.size() && weight > 0; ++r)
+          fill(tensor.parameter->dtype, tensor.memory[r]->gradient, tensor.parameter->count,
+               random.below(1 << 20));
+      }
+      return session.step(weight, &result);
+    };
+    for (; k < job_.steps; ++k) {
+      cluster.pass_time(worker, job_.pause);
+      if (!cluster.note(worker, "step " + std::to_string(k), [&] { return step(1 + worker); })) return;
+      for (int32_t* count : counts) count[k % counters] = k;
+      for (size_t r = 0; r < replicas.size() && job_.halves_values; ++r) {
+        float* const values = static_cast<float*>(tensors[1].memory[r]->value);
+        for (size_t i = 0; i < tensors[1].parameter->count; ++i) values[i] /= 2;
+      }
+    }
+    for (; !result.all_done; ++k) {
+      if (!cluster.note(worker, "last", [&] { return step(0); })) return;
+    }
+    auto& model = models[static_cast<size_t>(worker)];
+    for (size_t r = 0; r < replicas.size(); ++r) {
+      for (const Tensor& tensor : tensors) {
+        const auto* values = static_cast<const uint8_t*>(tensor.memory[r]->value);
+        model.insert(model.end(), values, values + tensor.parameter->nbytes());
+      }
+      const auto* values = reinterpret_cast<const uint8_t*>(counts[r]);
+      model.insert(model.end(), values, values + counters * sizeof(int32_t));
+    }
+  }
+
+  static void fill(DType dtype, void* gradient, size_t count, uint64_t seed) {
+    uint32_t state = static_cast<uint32_t>(seed) * 2654435761u + 12345u;
+    for (size_t i = 0; i < count; ++i) {
+      state = state * 1664525u + 1013904223u;
+      if (dtype == DType::kFloat16) {
+        static_cast<uint16_t*>(gradient)[i] = static_cast<uint16_t>(0x2c00u | (state >> 16 & 0x83ffu));
+      } else if (dtype == DType::kFloat32) {
+        static_cast<float*>(gradient)[i] = static_cast<float>(static_cast<int32_t>(state)) / 2147483648.0f;
+      } else {
+        static_cast<double*>(gradient)[i] = static_cast<double>(static_cast<int32_t>(state)) / 3e9;
+      }
+    }
+  }
+
+  const Joining job_;
+
+ public:
+  std::vector<int> first;                    // step, by worker
+  std::vector<std::vector<uint8_t>> models;  // values at the end
+  Cluster cluster;
+};
+
+// Without streams the others would enter the view at once, and wait in it.
+TEST(Joining, TheOthersTrainOnWhileItsDataAreHeldBack) {
+  for (const char* strategy : {"allreduce", "simple", "ps"}) {
+    SCOPED_TRACE(strategy);
+    Joining options{.before = 4, .steps = 150, .settings = {{"strategy", strategy}}};
+    if (options.settings["strategy"] == "ps") options.settings["copies"] = "2";
+    JoinedJob job(options);
+    const Time begin = job.cluster.world.now();
+    job.cluster.start_worker(job.joiner());
+    // Under ps there are values alone, which come sooner.
+    job.cluster.world.run_for(options.settings["strategy"] == "ps" ? 10ms : 15ms);
+    EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
+    job.hold_back(true);
+    job.cluster.world.run_for(200ms);
+    EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
+    for (int worker : {0, 1})
+      EXPECT_GT(job.steps_between(worker, begin + 50ms, begin + 215ms), 15) << job.cluster.history(worker);
+    job.hold_back(false);
+    job.run();
+    job.expect_equal({0, 1, 2});
+    EXPECT_GT(job.first[2], 20) << "the first step of the worker that has joined";
+    EXPECT_LT(job.first[2], 150);
+  }
+}
+
+TEST(Joining, HoldsTheSameBitsWhateverTheSteps) {
+  const std::vector<Joining> jobs = {
+      {.optimizer = "sgd", .options = "momentum=0.9 nesterov=1"},
+      {.optimizer = "sgd", .options = ""},
+      {.optimizer = "adamw", .options = "clip_norm=0.3"},
+      {.settings = {{"strategy", "simple"}}},
+      {.settings = {{"reproducible", "1"}}},
+      {.settings = {{"wire", "bf16"}}},
+      {.settings = {{"loss_scale", "1024"}}},
+      {.workers = 3, .settings = {{"strategy", "ps"}, {"copies", "2"}}},
+      {.workers = 4, .joiners = 3, .pause = 3ms},
+  };
+  for (const Joining& options : jobs) {
+    SCOPED_TRACE(options.optimizer + " " + options.options +
+                 (options.settings.empty() ? "" : options.settings.begin()->first));
+    JoinedJob job(options);
+    for (int joiner = 0; joiner < options.joiners; ++joiner) {
+      job.cluster.world.at(job.cluster.world.now() + joiner * 7ms,
+                           [&job, joiner] { job.cluster.start_worker(job.joiner() + joiner); });
+    }
+    job.run();
+    job.expect_equal({0, 1, 2});
+    for (int joiner = 0; joiner < options.joiners; ++joiner) {
+      job.expect_equal({0, job.joiner() + joiner});
+      EXPECT_TRUE(job.logged(job.joiner() + joiner, "that train on"));
+      EXPECT_FALSE(job.logged(job.joiner() + joiner, "copies the state"));
+    }
+  }
+}
+
+TEST(Joining, TakesValuesThatTheHostsChangeBetweenSteps) {
+  JoinedJob job(
+      {.steps = 40, .elements = 600'000, .pause = 20ms, .halves_values = true, .delay = {2ms, 2ms}});
+  job.cluster.start_worker(2);
+  job.run();
+  job.expect_equal({0, 1, 2});
+  EXPECT_TRUE(job.logged(2, "have changed between steps")) << "it fetches those that have changed again";
+}
+
+// The others keep a limited number of bytes for it.
+TEST(Joining, BeginsAgainWhenItIsTooSlow) {
+  JoinedJob job({.steps = 120, .elements = 2'000'000, .optimizer = "sgd", .options = "momentum=0.5"});
+  job.cluster.start_worker(2);
+  job.cluster.world.run_for(45ms);
+  EXPECT_FALSE(job.cluster.call(2, "start"));
+  job.hold_back(true);
+  job.cluster.world.run_for(450ms);
+  job.hold_back(false);
+  job.run();
+  job.expect_equal({0, 1, 2});
+  EXPECT_TRUE(job.logged(2, "takes part before it has fetched all state"));
+}
+
+TEST(Joining, OutlivesALossAtAnyMoment) {
+  int joined = 0;
+  for (Duration after = 0us; after < 60ms; after += DSGD_SIMULATION_LOSS_STRIDE * 2500us) {
+    for (int victim : {0, 2, 3}) {
+      SCOPED_TRACE(std::to_string(victim) + " is killed after " + std::to_string(after / 1us) + " us");
+      JoinedJob job({.workers = 3, .steps = 50, .elements = 100'000});
+      job.cluster.start_worker(3);
+      job.cluster.world.at(job.cluster.world.now() + after,
+                           [&] { job.cluster.world.kill(job.cluster.process(victim), Death::kReset); });
+      job.run();
+      const int other = victim == 0 ? 2 : 0;
+      job.expect_equal({1, other});
+      if (victim != 3 && job.first[3] > 0) job.expect_equal({1, 3}), ++joined;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(joined, 30 / DSGD_SIMULATION_LOSS_STRIDE);
+}
+
+}  // namespace
+}  // namespace dsgd::simulation

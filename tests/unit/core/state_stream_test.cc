@@ -1,0 +1,122 @@
+// A stream gives out each element once, then the sums of later updates; and parts that do not fit the model
+// are refused.
+
+#include "core/step/state_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dsgd {
+namespace {
+
+using transport::StateParts;
+
+// Two trained parameters around an untrained one, with one tensor of state each.
+struct Worker {
+  explicit Worker(size_t count, float first) : values(2 * count + 3), momenta(2 * count) {
+    model.optimizer = Optimizer::make("sgd", "lr=1 momentum=0.5").value();
+    model.bindings.resize(1);
+    state.resize(3);
+    for (uint32_t p = 0; p < 3; ++p) {
+      auto& parameter = *model.parameters.emplace_back(std::make_unique<Parameter>());
+      parameter.index = p;
+      parameter.name = "p" + std::to_string(p);
+      parameter.trained = p != 1;
+      parameter.count = p == 1 ? 3 : count;
+      float* const value = values.data() + (p == 2 ? count + 3 : p * count);
+      model.bindings[0].emplace_back().value = reinterpret_cast<std::byte*>(value);
+      if (parameter.trained)
+        state[p].emplace_back(std::shared_ptr<void>(), momenta.data() + (p == 2 ? count : 0));
+    }
+    for (size_t i = 0; i < values.size(); ++i) values[i] = first * static_cast<float>(i);
+    for (size_t i = 0; i < momenta.size(); ++i) momenta[i] = first * static_cast<float>(i) / 2;
+    auto replica = std::make_unique<Replica>();
+    replica->device = device::Device::host();
+    model.replicas.push_back(std::move(replica));
+    contexts = make_contexts(model).value();
+  }
+  // As a step does: notes the update, and makes it.
+  void update(StateStream* stream, uint32_t parameter, uint64_t begin, const std::vector<float>& sums) {
+    StateStream::Part part{StateParts::Kind::kUpdate, parameter, begin, sums.size(), 1, 0.25, 1, -1, 2};
+    stream->note(part, reinterpret_cast<const std::byte*>(sums.data()));
+    const auto* data = reinterpret_cast<const uint8_t*>(sums.data());
+    part.data.assign(data, data + sums.size() * sizeof(float));
+    EXPECT_TRUE(take(part).ok());
+  }
+  Status take(const StateStream::Part& part) { return take_part(part, model, contexts.front(), state, true); }
+
+  Model model;
+  std::vector<float> values, momenta;
+  OptimizerState state;
+  std::vector<DeviceContext> contexts;
+};
+
+TEST(StateStream, GivesEachElementOnceAndThenTheUpdatesOfThoseThatItHasGiven) {
+  constexpr size_t kCount = 100'000;
+  Worker giver(kCount, 1), taker(kCount, 0);
+  EXPECT_EQ(trained_elements(giver.model), 2 * kCount);
+  StateStream stream(giver.model, 10, 2 * kCount - 10, true);
+  size_t answers = 0, updates = 0;
+  std::vector<float> sums(kCount);
+  for (size_t i = 0; i < kCount; ++i) sums[i] = static_cast<float>(i % 7);
+  while (!stream.whole()) {
+    for (const StateStream::Part& part : stream.take(giver.state)) {
+      EXPECT_TRUE(taker.take(part).ok());
+      updates += part.kind == StateParts::Kind::kUpdate;
+    }
+    if (++answers > 3) continue;
+    giver.update(&stream, 0, 0, sums);
+    giver.update(&stream, 2, 0, sums);
+  }
+  EXPECT_GT(updates, 0u);
+  EXPECT_EQ(taker.model.optimizer->learning_rate(), 1) << "that of its host";
+  for (size_t i = 10; i < 2 * kCount - 10; ++i) {
+    const size_t value = i < kCount ? i : i + 3;  // behind the untrained parameter
+    ASSERT_EQ(taker.values[value], giver.values[value]) << i;
+    ASSERT_EQ(taker.momenta[i], giver.momenta[i]) << i;
+  }
+  EXPECT_EQ(taker.values[9], 0) << "outside of the range";
+  EXPECT_EQ(taker.values[kCount], 0) << "untrained";
+  EXPECT_EQ(digest_values(taker.model, 10, 2 * kCount - 10), digest_values(giver.model, 10, 2 * kCount - 10));
+  EXPECT_NE(digest_values(taker.model, 9, 20), digest_values(giver.model, 9, 20));
+}
+
+TEST(StateStream, KeepsAsMuchAsItsLimitAllows) {
+  constexpr size_t kCount = 1'000'000;
+  Worker giver(kCount, 1);
+  StateStream stream(giver.model, 0, kCount, true);
+  const std::vector<float> sums(kCount, 1);
+  while (!stream.whole()) (void)stream.take(giver.state);
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_FALSE(stream.overflown());
+    giver.update(&stream, 0, 0, sums);
+  }
+  giver.update(&stream, 0, 0, sums);
+  EXPECT_TRUE(stream.overflown()) << "20 MB of sums";
+}
+
+TEST(StateStream, RefusesPartsThatDoNotFitTheModel) {
+  Worker taker(8, 0);
+  const StateStream::Part right{StateParts::Kind::kState, 2, 4, 4, 0, 0, 0, 0, 0, std::vector<uint8_t>(32)};
+  EXPECT_TRUE(taker.take(right).ok());
+  const auto refused = [&](const std::function<void(StateStream::Part*)>& change) {
+    StateStream::Part part = right;
+    change(&part);
+    return !taker.take(part).ok();
+  };
+  EXPECT_TRUE(refused([](auto* part) { part->parameter = 1; })) << "untrained";
+  EXPECT_TRUE(refused([](auto* part) { part->parameter = 3; }));
+  EXPECT_TRUE(refused([](auto* part) { part->begin = 5; }));
+  EXPECT_TRUE(refused([](auto* part) { part->begin = UINT64_MAX; }));
+  EXPECT_TRUE(refused([](auto* part) { part->count = UINT64_MAX; }));
+  EXPECT_TRUE(refused([](auto* part) { part->data.pop_back(); }));
+  EXPECT_TRUE(refused([](auto* part) { part->kind = StateParts::Kind::kUpdate; })) << "twice the bytes";
+  EXPECT_FALSE(refused([](auto* part) { part->count = 0, part->data.clear(); }));
+}
+
+}  // namespace
+}  // namespace dsgd

@@ -1,0 +1,102 @@
+#include "core/membership/news.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/membership/fakes.h"
+#include "tests/unit/membership/job_table.h"
+
+namespace dsgd {
+namespace {
+
+class NewsTest : public testing::Test {
+ protected:
+  NewsTest() {
+    for (WorkerTable::Worker& worker : job_.workers) worker.control = &channel_;
+  }
+  uint64_t add(int32_t left) {
+    transport::WatchReply reply;
+    reply.left = left;
+    return news_.add(reply);
+  }
+  Answer watch(size_t worker, uint64_t sequence) {
+    Answer answer;
+    EXPECT_TRUE(news_.watch(worker, sequence, answer.responder()).ok());
+    return answer;
+  }
+  size_t kept() {
+    transport::HeadRecord record;
+    news_.write(&record);
+    EXPECT_EQ(record.confirmed + record.news.size(), news_.last());
+    return record.news.size();
+  }
+
+  JobTable job_{2};
+  FakeChannel channel_{"w"};
+  News news_{job_.workers};
+};
+
+TEST_F(NewsTest, IsSentInOrderOnceItIsReleased) {
+  Answer first = watch(0, 0);
+  EXPECT_EQ(add(7), 1u);
+  EXPECT_EQ(add(8), 2u);
+  EXPECT_FALSE(first.given());
+  news_.release(1);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first.message<transport::WatchReply>().left, 7);
+  Answer second = watch(0, 1);
+  EXPECT_FALSE(second.given());
+  news_.release(2);
+  EXPECT_EQ(second.message<transport::WatchReply>().left, 8);
+  EXPECT_EQ(watch(1, 0).message<transport::WatchReply>().sequence, 1u) << "it asks late";
+}
+
+TEST_F(NewsTest, ThatIsNotDurableIsDropped) {
+  add(7);
+  news_.release(1);
+  add(8);
+  news_.drop_unreleased();
+  EXPECT_EQ(news_.last(), 1u);
+  EXPECT_EQ(add(9), 2u);
+  news_.release(2);
+  EXPECT_EQ(watch(0, 1).message<transport::WatchReply>().left, 9);
+}
+
+TEST_F(NewsTest, IsForgottenWhenAllWorkersHaveConfirmedIt) {
+  add(7);
+  add(8);
+  news_.release(2);
+  watch(0, 2);
+  EXPECT_FALSE(news_.has_confirmed_all(1));
+  EXPECT_EQ(kept(), 2u);
+  watch(1, 1);
+  EXPECT_EQ(kept(), 1u);
+  Answer answer;
+  EXPECT_EQ(news_.watch(1, 0, answer.responder()).code(), Code::kInvalidArgument) << "it is gone";
+  EXPECT_EQ(news_.watch(1, 3, answer.responder()).code(), Code::kInvalidArgument) << "it is not there yet";
+  job_.workers[1].control = nullptr;
+  EXPECT_EQ(kept(), 0u) << "a worker that is gone confirms nothing";
+}
+
+TEST_F(NewsTest, AWorkerThatHasLeftIsNotSentMore) {
+  Answer parked = watch(0, 0), other = watch(1, 0);
+  job_.workers[0].left = true;
+  add(7);
+  news_.release(1);
+  EXPECT_FALSE(parked.given());
+  EXPECT_TRUE(other.ok());
+}
+
+TEST_F(NewsTest, OnlyNewsWithoutMembersIsTheEndOfTheJob) {
+  EXPECT_TRUE(news_.cause().ok());
+  transport::WatchReply change;
+  change.news = Status(Code::kWorkerLost, "rank 1 was lost");
+  change.members.resize(1);
+  news_.add(change);
+  EXPECT_TRUE(news_.cause().ok());
+  change.members.clear();
+  news_.add(change);
+  EXPECT_EQ(news_.cause().code(), Code::kWorkerLost);
+}
+
+}  // namespace
+}  // namespace dsgd

@@ -1,0 +1,292 @@
+#include "transport/uv/http.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/uv/curl.h"
+#include "transport/uv/fd.h"
+#include "transport/uv/guard.h"
+#include "transport/uv/resolve.h"
+#include "transport/uv/uv_loop.h"
+
+namespace dsgd::transport::uv {
+
+namespace {
+
+constexpr size_t kMostAnswerBytes = 4 << 20;         // of etcd: 1.5 MiB in Base64, if its limit is not raised
+constexpr Duration kIdle = std::chrono::minutes(1);  // multi_wakeup() ends the wait earlier
+constexpr Duration kNameAge = std::chrono::minutes(1);  // after which a name is looked up again
+
+long milliseconds_until(Time until) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - boot_time()).count();
+  return static_cast<long>(std::max<int64_t>(left, 1));
+}
+
+// One request. It stays at its address, which the library keeps.
+struct HttpCall {
+  HttpRequest request;
+  std::function<void(Result<HttpAnswer>)> done;
+  Time deadline = boot_time() + request.timeout;
+  Curl::List* addresses = nullptr;
+  std::string body = {};
+  bool ended_early = false, too_long = false;
+  char error[Curl::kErrorBytes] = "";
+};
+
+size_t take_piece(char* data, size_t size, size_t count, void* context) {
+  auto& call = *static_cast<HttpCall*>(context);
+  const size_t n = size * count, end_request = n + 1;  // any other result than n ends the request
+  if (n > kMostAnswerBytes - call.body.size()) {
+    call.too_long = true;
+    return end_request;
+  }
+  try {
+    call.body.append(data, n);
+  } catch (const std::bad_alloc&) {  // must not reach the library
+    call.too_long = true;
+    return end_request;
+  }
+  call.ended_early = call.request.enough && call.request.enough(call.body);
+  return call.ended_early ? end_request : n;
+}
+
+// As all descriptors of dsgd: not inherited by programs that the host starts, and none of the standard
+// streams.
+int open_socket(void*, int, Curl::Socket* wanted) {
+  return above_standard_streams(
+             [wanted] { return ::socket(wanted->family, wanted->type | SOCK_CLOEXEC, wanted->protocol); })
+      .release();
+}
+
+// The addresses of a server. dsgd looks them up itself: libcurl waits at the end of a request until its own
+// look-up has ended, however long that takes.
+struct HttpHost {
+  std::vector<SocketAddress> addresses;
+  Time looked_up{};
+  bool is_asked = false;
+  std::vector<std::unique_ptr<HttpCall>> waiting;  // for the first addresses
+};
+
+class CurlHttp final : public Http {
+ public:
+  CurlHttp(const Curl& curl, void* multi)
+      : curl_(curl), multi_(multi), headers_(curl.slist_append(nullptr, "Content-Type: application/json")) {
+    anchor_->http = this;
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "dsgd-http");
+      run();
+    });
+  }
+  ~CurlHttp() override {
+    {
+      std::lock_guard lock(anchor_->mutex);
+      anchor_->http = nullptr;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    curl_.multi_wakeup(multi_);
+    thread_.join();
+    for (const auto& [easy, call] : calls_) end_handle(easy, *call);
+    curl_.multi_cleanup(multi_);
+    curl_.slist_free_all(headers_);
+  }
+
+  void post(HttpRequest request, std::function<void(Result<HttpAnswer>)> done) override {
+    {
+      std::lock_guard lock(mutex_);
+      posted_.push_back(std::unique_ptr<HttpCall>(new HttpCall{std::move(request), std::move(done)}));
+    }
+    curl_.multi_wakeup(multi_);
+  }
+
+ private:
+  struct Anchor {  // outlives this object: threads that look up names deliver to it
+    std::mutex mutex;
+    CurlHttp* http;  // null once it is being destroyed
+  };
+
+  void run() {
+    while (take_posted()) {
+      int running = 0, left = 0;
+      curl_.multi_perform(multi_, &running);
+      while (const Curl::Message* message = curl_.multi_info_read(multi_, &left))
+        if (message->kind == Curl::kDone) end_call(message->easy, message->data.result);
+      const Time wake = end_late_calls();
+      curl_.multi_poll(multi_, nullptr, 0, static_cast<int>(milliseconds_until(wake)), nullptr);
+    }
+  }
+
+  // False: the object is being destroyed.
+  bool take_posted() {
+    std::vector<std::unique_ptr<HttpCall>> posted;
+    std::map<std::string, Addresses> resolved;
+    {
+      std::lock_guard lock(mutex_);
+      if (over_) return false;
+      posted.swap(posted_);
+      resolved.swap(resolved_);
+    }
+    for (const auto& [server, addresses] : resolved) on_resolved(server, addresses);
+    for (auto& call : posted) start_call(std::move(call));
+    return true;
+  }
+
+  void start_call(std::unique_ptr<HttpCall> call) {
+    HttpHost& host = hosts_[call->request.server];
+    if (host.addresses.empty() || boot_time() >= host.looked_up + kNameAge)
+      look_up(call->request.server, host);
+    if (!host.addresses.empty()) return send_call(std::move(call), host.addresses);
+    host.waiting.push_back(std::move(call));
+  }
+
+  void look_up(const std::string& server, HttpHost& host) {
+    if (host.is_asked) return;
+    host.is_asked = true;
+    const auto deliver = [anchor = anchor_, server](const Addresses& addresses) {
+      std::lock_guard lock(anchor->mutex);
+      if (anchor->http) anchor->http->note_resolved(server, addresses);
+    };
+    auto parsed = parse_address(server);
+    if (!parsed.ok()) return deliver(parsed.status());
+    auto numeric = numeric_addresses(parsed.value());  // "localhost", too
+    if (!numeric.ok() || !numeric.value().empty()) return deliver(numeric);
+    resolve_on_thread(parsed.value(), false, deliver);
+  }
+
+  void note_resolved(const std::string& server, const Addresses& addresses) {
+    {
+      std::lock_guard lock(mutex_);
+      resolved_.insert_or_assign(server, addresses);
+    }
+    curl_.multi_wakeup(multi_);
+  }
+
+  // If a name cannot be found any more, its last addresses serve on.
+  void on_resolved(const std::string& server, const Addresses& addresses) {
+    HttpHost& host = hosts_[server];
+    host.is_asked = false;
+    host.looked_up = boot_time();
+    if (addresses.ok()) host.addresses = addresses.value();
+    for (auto& call : std::exchange(host.waiting, {}))
+      addresses.ok() ? send_call(std::move(call), host.addresses) : call->done(addresses.status());
+  }
+
+  // Ends the requests that wait for the address of their host past their deadline. Returns the next
+  // deadline.
+  Time end_late_calls() {
+    Time next = boot_time() + kIdle;
+    for (auto& [server, host] : hosts_) {
+      for (auto& call : host.waiting) {
+        if (boot_time() < call->deadline) {
+          next = std::min(next, call->deadline);
+          continue;
+        }
+        call->done(Status(Code::kTimeout, "no name server has answered in time for its host"));
+        call.reset();
+      }
+      std::erase(host.waiting, nullptr);
+    }
+    return next;
+  }
+
+  void send_call(std::unique_ptr<HttpCall> call, const std::vector<SocketAddress>& addresses) {
+    void* easy = curl_.easy_init();
+    if (!easy) return call->done(Status(Code::kNoMemory, "no memory for an HTTP request"));
+    const HttpRequest& request = call->request;
+    if (to_text(addresses.front()) != request.server)
+      call->addresses = curl_.slist_append(nullptr, resolved_text(request.server, addresses).c_str());
+    curl_.easy_setopt(easy, Curl::kUrl, ("http://" + request.server + request.path).c_str());
+    curl_.easy_setopt(easy, Curl::kResolve, call->addresses);
+    curl_.easy_setopt(easy, Curl::kPostFieldSizeLarge, static_cast<int64_t>(request.body.size()));
+    curl_.easy_setopt(easy, Curl::kPostFields, request.body.c_str());
+    curl_.easy_setopt(easy, Curl::kHttpHeader, headers_);
+    curl_.easy_setopt(easy, Curl::kTimeoutMs, milliseconds_until(call->deadline));
+    curl_.easy_setopt(easy, Curl::kNoSignal, 1L);
+    curl_.easy_setopt(easy, Curl::kTcpNoDelay, 1L);
+    curl_.easy_setopt(easy, Curl::kOpenSocketFunction, static_cast<Curl::OpenSocket>(open_socket));
+    curl_.easy_setopt(easy, Curl::kProxy, "");  // not that of the environment
+    curl_.easy_setopt(easy, Curl::kErrorBuffer, call->error);
+    curl_.easy_setopt(easy, Curl::kWriteFunction, static_cast<Curl::Write>(take_piece));
+    curl_.easy_setopt(easy, Curl::kWriteData, static_cast<void*>(call.get()));
+    calls_.emplace(easy, std::move(call));
+    curl_.multi_add_handle(multi_, easy);
+  }
+
+  // "HOST:PORT:ADDRESS,ADDRESS": the library tries all of them.
+  static std::string resolved_text(const std::string& server, const std::vector<SocketAddress>& addresses) {
+    std::string text = server;
+    for (const SocketAddress& address : addresses) {
+      const std::string with_port = to_text(address);
+      text += (text == server ? ':' : ',') + with_port.substr(0, with_port.rfind(':'));
+    }
+    return text;
+  }
+
+  void end_call(void* easy, int result) {
+    long status = 0;
+    curl_.easy_getinfo(easy, Curl::kResponseCode, &status);
+    const std::unique_ptr<HttpCall> call = std::move(calls_.extract(easy).mapped());
+    end_handle(easy, *call);
+    call->done(answer_of(*call, result, static_cast<int>(status)));
+  }
+
+  Result<HttpAnswer> answer_of(HttpCall& call, int result, int status) const {
+    if (result == Curl::kOk || (result == Curl::kWriteError && call.ended_early))
+      return HttpAnswer{status, std::move(call.body)};
+    if (call.too_long) return Status(Code::kIo, "the answer is too long");
+    const std::string why = *call.error ? call.error : curl_.easy_strerror(result);
+    return Status(result == Curl::kTimedOut ? Code::kTimeout : Code::kUnreachable, why);
+  }
+
+  void end_handle(void* easy, const HttpCall& call) const {
+    curl_.multi_remove_handle(multi_, easy);
+    curl_.easy_cleanup(easy);
+    curl_.slist_free_all(call.addresses);
+  }
+
+  const Curl& curl_;
+  void* const multi_;
+  Curl::List* const headers_;
+  // Of the thread: requests by handle, hosts by "HOST:PORT".
+  std::map<void*, std::unique_ptr<HttpCall>> calls_;
+  std::map<std::string, HttpHost> hosts_;
+  const std::shared_ptr<Anchor> anchor_ = std::make_shared<Anchor>();
+  std::mutex mutex_;  // of the rest
+  bool over_ = false;
+  std::vector<std::unique_ptr<HttpCall>> posted_;
+  std::map<std::string, Addresses> resolved_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Http>> make_http() {
+  const Curl* curl = nullptr;
+  DSGD_RETURN_IF_ERROR(load_curl().into(&curl));
+  void* multi = nullptr;
+  {
+    const StandardStreams held;  // the library opens descriptors
+    multi = curl->multi_init();
+  }
+  if (!multi) return Status(Code::kNoMemory, "no memory for HTTP");
+  try {
+    return std::unique_ptr<Http>(new CurlHttp(*curl, multi));
+  } catch (const std::system_error& error) {
+    curl->multi_cleanup(multi);
+    return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
+                                    "; raise the limit of processes (ulimit -u)");
+  }
+}
+
+}  // namespace dsgd::transport::uv
