@@ -38,7 +38,12 @@ void IncomingConnections::change_view() {
 }
 
 void IncomingConnections::update_ranks() {
-  for (auto& [channel, connection] : connections_) connection.rank = rank_of(channel->hello());
+  for (auto& [channel, connection] : connections_) set_rank(channel->hello(), &connection);
+}
+
+void IncomingConnections::set_rank(const transport::Hello& hello, Connection* connection) const {
+  connection->rank = rank_of(hello);
+  connection->of_member = connection->of_member || connection->rank >= 0;
 }
 
 // ---- admission
@@ -46,8 +51,9 @@ void IncomingConnections::update_ranks() {
 Status IncomingConnections::admit(ServerChannel& channel) {
   Status refused = opened_ ? check_connection(channel) : check_early_connection(channel);
   if (refused.ok()) {
-    const int32_t rank = opened_ ? rank_of(channel.hello()) : channel.hello().rank;
-    connections_[&channel] = {.number = next_number_++, .rank = rank};
+    Connection& connection = connections_[&channel];
+    connection = {.number = next_number_++, .rank = channel.hello().rank};
+    if (opened_) set_rank(channel.hello(), &connection);
   } else {
     // Of the attempts of a worker that come at once, one is enough.
     if (refused.code() == Code::kExists) {
@@ -70,7 +76,7 @@ int32_t IncomingConnections::rank_of(const transport::Hello& hello) const {
 }
 
 // A worker of a later view, which the head has not told this worker yet; or one that will join in some later
-// view.
+// view. The Hello of the latter names the highest number, so it would be a newcomer also after its eviction.
 bool IncomingConnections::is_newcomer(const transport::Hello& hello) const {
   return options_.views_change && hello.job_nonce == members_.view().job_nonce &&
          hello.view > members_.view().view && dsgd::rank_of(members_.view().members, hello.worker_id) < 0;
@@ -89,8 +95,8 @@ std::vector<ServerChannel*> IncomingConnections::connections(Chosen chosen) cons
 }
 
 std::vector<ServerChannel*> IncomingConnections::connections_of_strangers() const {
-  return connections([this](ServerChannel& channel, const Connection&) {
-    return rank_of(channel.hello()) < 0 && !is_newcomer(channel.hello());
+  return connections([this](ServerChannel& channel, const Connection& connection) {
+    return rank_of(channel.hello()) < 0 && (connection.of_member || !is_newcomer(channel.hello()));
   });
 }
 

@@ -24,6 +24,7 @@ class IncomingConnections {
     uint64_t number;                                 // in order of arrival
     int32_t rank = -1;                               // in the present view; before open(), as it claims
     bool used = false;                               // a message has come over it
+    bool of_member = false;                          // its worker was in a view
     std::optional<transport::Goodbye> goodbye = {};  // its last message
   };
   struct Early {  // a chunk or a message that came before open(), or before the view that it names
@@ -65,6 +66,7 @@ class IncomingConnections {
 
  private:
   int32_t rank_of(const transport::Hello& hello) const;  // in the present view; -1: it is no peer's
+  void set_rank(const transport::Hello& hello, Connection* connection) const;
   bool is_newcomer(const transport::Hello& hello) const;
   Status check_early_connection(const transport::ServerChannel& channel) const;
   Status check_connection(const transport::ServerChannel& channel) const;

@@ -61,7 +61,7 @@ class FakeLoop final : public transport::Loop {
   std::multimap<transport::Time, Entry> timers_;  // equal times: in the order of insertion
 };
 
-class FakeChannel final : public transport::ServerChannel {
+class FakeChannel : public transport::ServerChannel {
  public:
   explicit FakeChannel(const std::string& worker_id, transport::Role role = transport::Role::kControl) {
     hello_.worker_id = worker_id;
@@ -73,6 +73,7 @@ class FakeChannel final : public transport::ServerChannel {
   void close() override { closed = true; }
 
   void claim(int32_t rank, const std::string& job_nonce) { hello_.rank = rank, hello_.job_nonce = job_nonce; }
+  void in_view(uint64_t view) { hello_.view = view; }
 
   bool closed = false;
 

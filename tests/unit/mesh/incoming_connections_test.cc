@@ -1,0 +1,109 @@
+#include "core/mesh/incoming_connections.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "core/mesh/peers.h"
+#include "tests/unit/membership/fakes.h"
+
+namespace dsgd {
+namespace {
+
+constexpr uint64_t kOfLearner = std::numeric_limits<uint64_t>::max();  // the view in a learner's Hello
+
+transport::JoinReply view_of(uint64_t number, std::initializer_list<const char*> workers) {
+  transport::JoinReply view;
+  view.view = number;
+  view.rank = 0;
+  view.job_nonce = "nonce";
+  for (const char* worker : workers) view.members.emplace_back().worker_id = worker;
+  return view;
+}
+
+// Connections to worker a.
+struct Worker {
+  explicit Worker(bool views_change = true) { options.views_change = views_change; }
+  void enter(uint64_t number, std::initializer_list<const char*> workers) {
+    members = Members(view_of(number, workers));
+    connections.change_view();
+  }
+
+  FakeLoop loop;
+  PeerOptions options;
+  Members members{view_of(1, {"a", "b"})};
+  IncomingConnections connections{loop, options, members, std::make_shared<Log>()};
+};
+
+struct Connection : FakeChannel {
+  Connection(const char* worker, uint64_t view) : FakeChannel(worker, transport::Role::kPeer) {
+    claim(1, "nonce");
+    in_view(view);
+  }
+};
+
+TEST(IncomingConnections, AWorkerThatJoinsKeepsItsConnectionUntilItIsTakenOut) {
+  Worker worker;
+  worker.connections.open();
+  Connection learner("c", kOfLearner);
+  ASSERT_TRUE(worker.connections.admit(learner).ok());
+  EXPECT_EQ(worker.connections.find(learner)->rank, -1);
+  worker.enter(2, {"a"});
+  EXPECT_FALSE(learner.closed) << "it may join any later view";
+  worker.enter(3, {"a", "c"});
+  ASSERT_TRUE(worker.connections.find(learner));
+  EXPECT_EQ(worker.connections.find(learner)->rank, 1);
+  worker.enter(4, {"a"});
+  EXPECT_TRUE(learner.closed);
+  EXPECT_FALSE(worker.connections.find(learner));
+}
+
+TEST(IncomingConnections, OnlyWorkersOfThisAndOfLaterViewsAreAdmitted) {
+  Worker worker;
+  worker.connections.open();
+  Connection peer("b", 1), later("d", 2), earlier("e", 1), other_job("b", 1);
+  other_job.claim(1, "another");
+  EXPECT_TRUE(worker.connections.admit(peer).ok());
+  EXPECT_TRUE(worker.connections.admit(later).ok());
+  EXPECT_EQ(worker.connections.admit(earlier).code(), Code::kMismatch);
+  EXPECT_EQ(worker.connections.admit(other_job).code(), Code::kMismatch);
+  worker.enter(2, {"a", "d"});
+  EXPECT_TRUE(peer.closed);
+  EXPECT_FALSE(later.closed);
+}
+
+TEST(IncomingConnections, NewcomersAreRefusedWhereViewsDoNotChange) {
+  Worker worker(false);
+  worker.connections.open();
+  Connection learner("c", kOfLearner);
+  EXPECT_EQ(worker.connections.admit(learner).code(), Code::kMismatch);
+}
+
+TEST(IncomingConnections, TheOneThatItsWorkerUsesClosesItsOtherAttempts) {
+  Worker worker;
+  worker.connections.open();
+  Connection first("b", 1), second("b", 1), third("b", 1);
+  EXPECT_TRUE(worker.connections.admit(first).ok());
+  EXPECT_TRUE(worker.connections.admit(second).ok());
+  worker.connections.note_use(second);
+  EXPECT_TRUE(first.closed);
+  EXPECT_FALSE(second.closed);
+  EXPECT_EQ(worker.connections.admit(third).code(), Code::kExists);
+}
+
+TEST(IncomingConnections, StrangersThatCameBeforeTheViewWasKnownAreClosed) {
+  Worker worker;
+  Connection peer("b", 1), stranger("x", 1);
+  EXPECT_TRUE(worker.connections.admit(peer).ok());
+  EXPECT_TRUE(worker.connections.admit(stranger).ok());
+  worker.connections.open();
+  EXPECT_FALSE(peer.closed);
+  EXPECT_TRUE(stranger.closed);
+}
+
+}  // namespace
+}  // namespace dsgd
