@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -76,26 +77,30 @@ void StateStream::note(const Part& update, const std::byte* sums) {
   const size_t element = dtype_size(wide(model_.parameters[update.parameter]->dtype)),
                most = kPartBytes / element;
   for (uint64_t from = begin; from < end; from += most) {
-    Part& part = log_.emplace_back(update);
+    Part part = update;
     part.begin = from - first;
     part.count = std::min<uint64_t>(most, end - from);
-    const auto* data = reinterpret_cast<const uint8_t*>(sums + (part.begin - update.begin) * element);
-    part.data.assign(data, data + part.count * element);
-    logged_ += part.data.size();
+    const size_t nbytes = part.count * element;
+    std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[nbytes]);
+    overflown_ = !copy || logged_ + nbytes > limit_;
+    if (overflown_) return log_.clear();
+    std::memcpy(copy.get(), sums + (part.begin - update.begin) * element, nbytes);
+    log_.push_back({std::move(part), nbytes, std::move(copy)});
+    logged_ += nbytes;
   }
-  if (logged_ <= limit_) return;
-  overflown_ = true;
-  log_.clear();
 }
 
 std::vector<StateStream::Part> StateStream::take(const OptimizerState& state) {
   std::vector<Part> parts;
   size_t nbytes = 0;
   while (!log_.empty() && nbytes < kAnswerBytes && parts.size() < kMostParts) {
-    parts.push_back(std::move(log_.front()));
+    const Update& update = log_.front();
+    const auto* data = reinterpret_cast<const uint8_t*>(update.sums.get());
+    parts.push_back(update.part);
+    parts.back().data.assign(data, data + update.nbytes);
+    nbytes += update.nbytes;
+    logged_ -= update.nbytes;
     log_.pop_front();
-    nbytes += parts.back().data.size();
-    logged_ -= parts.back().data.size();
   }
   while (next_ < end_ && nbytes < kAnswerBytes && parts.size() < kMostParts) {
     parts.push_back(take_state(state, kAnswerBytes - nbytes));

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -36,9 +37,16 @@ class StateStream {
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   bool whole() const { return log_.empty() && next_ == end_; }
-  bool overflown() const { return overflown_; }  // the receiver was too slow
+  // The receiver was too slow, or there was no memory for the sums.
+  bool overflown() const { return overflown_; }
 
  private:
+  struct Update {
+    Part part;  // without data
+    size_t nbytes;
+    std::unique_ptr<std::byte[]> sums;
+  };
+
   Part take_state(const OptimizerState& state, size_t most);
 
   const Model& model_;
@@ -47,7 +55,7 @@ class StateStream {
   const bool with_state_;
   size_t limit_ = 0;  // bytes of the log
   uint64_t next_;     // element that has not been given out
-  std::deque<Part> log_;
+  std::deque<Update> log_;
   size_t logged_ = 0;  // bytes
   bool overflown_ = false;
 };

@@ -8,7 +8,17 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <vector>
+
+namespace {
+bool memory_is_short = false;
+}  // namespace
+
+// The allocation of sums, which the engine makes while it commits a step.
+void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+  return memory_is_short ? nullptr : ::operator new[](size);
+}
 
 namespace dsgd {
 namespace {
@@ -97,6 +107,19 @@ TEST(StateStream, KeepsAsMuchAsItsLimitAllows) {
   }
   giver.update(&stream, 0, 0, sums);
   EXPECT_TRUE(stream.overflown()) << "20 MB of sums";
+}
+
+TEST(StateStream, IsGivenUpWhereThereIsNoMemoryForSums) {
+  constexpr size_t kCount = 1000;
+  Worker giver(kCount, 1);
+  StateStream stream(giver.model, 0, kCount, true);
+  const std::vector<float> sums(kCount, 1);
+  (void)stream.take(giver.state);
+  memory_is_short = true;
+  giver.update(&stream, 0, 0, sums);
+  memory_is_short = false;
+  EXPECT_TRUE(stream.overflown());
+  EXPECT_TRUE(stream.take(giver.state).empty());
 }
 
 TEST(StateStream, RefusesPartsThatDoNotFitTheModel) {
