@@ -521,7 +521,7 @@ class Engine final : public SessionEvents {
   std::shared_ptr<Learning> learning_;                  // of a learner whose replicas are on the host
   // Streams of state to learners, by worker id and first element. Those to one worker do not overlap.
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Given>> given_;
-  bool learner_ = false;     // in a view, but does not hold the state of the others yet
+  bool learner_ = false;     // in a view, but its dsgd_start has not ended
   bool entering_ = false;    // enter_view() ends the operations of the earlier view
   bool recovering_ = false;  // recovering()
   bool applying_ = false;    // apply_copy() has begun, and its values are not in all replicas yet

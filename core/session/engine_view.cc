@@ -145,7 +145,8 @@ std::string Engine::present_signature() const {
 
 void Engine::report() {
   ViewReport mine;
-  mine.learner = learner_;
+  // A learner that has all state counts as one that holds it, since others release what it has got.
+  mine.learner = learner_ && !started_;
   if (started_ || learner_) {
     const std::string signed_text = present_signature();
     mine.signature = digest_of(signed_text);
