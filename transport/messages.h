@@ -105,6 +105,11 @@ struct Enter {  // a learner is ready to take part in the next view
   int32_t number = -1;
   uint64_t view = 0;
 };
+struct GatheringRequest {};  // of a worker that waits for the job to begin; answered at once
+struct GatheringReply {
+  std::string progress;  // "2 of 4 workers have come: ..."
+  int32_t missing = -1;  // rank of the first that has not come; -1: not known
+};
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;
 };
@@ -293,10 +298,11 @@ struct Goodbye {  // last message on a connection that is closed on purpose
 
 struct Empty {};
 
-using Message = std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report,
-                             OperationFailed, PutObject, Goodbye, SessionFailed, HasBegun, ReportCut,
-                             DeleteObject, FetchObject, Enter, HasCompleted, Progress, StatusRequest,
-                             StatusReply, Return, ScaleRequest, FetchState, StateParts>;
+using Message =
+    std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
+                 PutObject, Goodbye, SessionFailed, HasBegun, ReportCut, DeleteObject, FetchObject, Enter,
+                 HasCompleted, Progress, StatusRequest, StatusReply, Return, ScaleRequest, FetchState,
+                 StateParts, GatheringRequest, GatheringReply>;
 
 // ---- not sent, but kept on disk: all that a head knows of its running job
 struct HeadRecord {

@@ -89,13 +89,11 @@ Gathering::Admitted Gathering::on_join(ServerChannel& channel, transport::JoinRe
   return {true, replaced.channel};
 }
 
-// Before the job begins there is no news: a Watch asks for the progress. By protocol the answer is an error
-// with kTimeout whose text is the progress (Joiner::ask_progress).
-bool Gathering::on_watch(const ServerChannel& channel, const Responder& respond) {
-  if (!rendezvous_.holds(channel)) return false;
+void Gathering::on_request(const ServerChannel& channel, const Responder& respond) {
+  if (!rendezvous_.holds(channel))
+    return respond(Status(Code::kState, "this worker does not wait for the job to begin"));
   leases_.renew(slot_of(channel), loop_.now());
-  respond(waits(rendezvous_.progress()));
-  return true;
+  respond(transport::Message(transport::GatheringReply{rendezvous_.progress(), first_missing()}));
 }
 
 bool Gathering::on_close(const ServerChannel& channel) {
@@ -139,10 +137,9 @@ bool Gathering::abort(const ServerChannel& channel, const Status& why) {
   return from_host;
 }
 
-// The error of workers that wait for others, with the rank of the first that is missing.
-Status Gathering::waits(std::string text) const {
+int32_t Gathering::first_missing() const {
   const std::vector<int32_t> missing = rendezvous_.missing();
-  return Status(Code::kTimeout, std::move(text)).with_rank(missing.empty() ? -1 : missing.front());
+  return missing.empty() ? -1 : missing.front();
 }
 
 // Workers that come again and again do not fill the log: each number of workers is logged once.
@@ -229,10 +226,11 @@ void Gathering::await_another(const MemberInfo& gone, const std::string& how) {
     auto self = weak.lock();
     if (!self || self->over_) return;
     self->over_ = true;
-    self->given_up_(self->waits("worker " + describe_candidate(gone) + " " + how +
-                                " before the job began, and no worker has joined for " +
-                                describe_duration(self->options_.init_timeout) +
-                                " (init_timeout): " + self->rendezvous_.progress()));
+    self->given_up_(Status(Code::kTimeout, "worker " + describe_candidate(gone) + " " + how +
+                                               " before the job began, and no worker has joined for " +
+                                               describe_duration(self->options_.init_timeout) +
+                                               " (init_timeout): " + self->rendezvous_.progress())
+                        .with_rank(self->first_missing()));
   });
 }
 

@@ -17,7 +17,7 @@
 
 namespace dsgd {
 
-// A worker that waits has a lease, which its Watch calls renew. It loses its place when the lease ends.
+// A worker that waits has a lease, which its GatheringRequests renew. It loses its place when the lease ends.
 class Gathering : public std::enable_shared_from_this<Gathering> {
  public:
   using Candidate = Rendezvous::Candidate;
@@ -32,8 +32,8 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   };
   Admitted on_join(transport::ServerChannel& channel, transport::JoinRequest request,
                    const transport::Responder& respond);
-  // Returns false if the connection has no place.
-  bool on_watch(const transport::ServerChannel& channel, const transport::Responder& respond);
+  // A worker asks how many have come, which renews its lease.
+  void on_request(const transport::ServerChannel& channel, const transport::Responder& respond);
   // Returns false if the connection has neither a place nor had one when the job was aborted.
   bool on_close(const transport::ServerChannel& channel);
 
@@ -60,7 +60,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
 
  private:
   Status check_settings(const transport::JoinRequest& request) const;
-  Status waits(std::string text) const;
+  int32_t first_missing() const;  // rank; -1: not known
   void log_progress();
   void take_slot(const transport::ServerChannel* replaced, transport::ServerChannel& channel);
   size_t slot_of(const transport::ServerChannel& channel) const;

@@ -308,7 +308,6 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_watch(ServerChannel& channel, const transport::Watch& watch, const Responder& respond) {
-    if (phase == Phase::kGathering && gathering->on_watch(channel, respond)) return;
     Worker* worker = workers.by_control(channel);
     Result<Worker*> known =
         workers.check_sender(worker, worker ? worker->info.number : -1, worker ? worker->joined : 0);
@@ -703,6 +702,8 @@ void Head::on_call(ServerChannel& channel, transport::Message request, Responder
   if (impl_->stood_down) return channel.close();
   if (auto* join = std::get_if<transport::JoinRequest>(&request)) {
     impl_->on_join(channel, std::move(*join), respond);
+  } else if (std::holds_alternative<transport::GatheringRequest>(request)) {
+    impl_->gathering->on_request(channel, respond);
   } else if (auto* watch = std::get_if<transport::Watch>(&request)) {
     impl_->on_watch(channel, *watch, respond);
   } else if (auto* renew = std::get_if<transport::Renew>(&request)) {

@@ -93,16 +93,16 @@ void Joiner::ask() {
   ask_progress();
 }
 
-// A watch from a worker that waits in the rendezvous is answered at once, with how many have come.
 void Joiner::ask_progress() {
-  channel_->call(transport::Watch{}, options_.deadline,
+  channel_->call(transport::GatheringRequest{}, options_.deadline,
                  guard([](Joiner& self, const Result<Message>& answer) {
-                   if (answer.ok() || answer.status().code() != Code::kTimeout) return;
-                   if (self.loop_.now() >= self.options_.deadline) return;  // the call's deadline
-                   self.report(WorkerReport::Kind::kWaiting, answer.status().message());
-                   self.missing_ = answer.status().rank();
-                   if (self.progress_ == answer.status().message()) return;
-                   self.progress_ = answer.status().message();
+                   const auto* reply =
+                       answer.ok() ? std::get_if<transport::GatheringReply>(&answer.value()) : nullptr;
+                   if (!reply) return;
+                   self.report(WorkerReport::Kind::kWaiting, reply->progress);
+                   self.missing_ = reply->missing;
+                   if (self.progress_ == reply->progress) return;
+                   self.progress_ = reply->progress;
                    self.log_.info("waiting at the head at " + self.options_.head + ": " + self.progress_);
                  }));
   // Often enough that the last answer before the deadline is fresh. To the head, a worker that is silent for

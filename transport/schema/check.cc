@@ -5,10 +5,7 @@
 #include "transport/base/utf8.h"
 
 namespace dsgd::transport {
-namespace {
 
-// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters
-// except the newline, by '?'.
 std::string printable_text(std::string text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const std::string_view rest = std::string_view(text).substr(i);
@@ -21,8 +18,6 @@ std::string printable_text(std::string text) {
   }
   return text;
 }
-
-}  // namespace
 
 Status malformed(const std::string& what) { return {Code::kIo, "malformed message: " + what}; }
 

@@ -16,6 +16,9 @@
 namespace dsgd::transport {
 
 Status malformed(const std::string& what);
+// Makes text of another process safe for messages and logs: replaces invalid UTF-8, and control characters
+// except the newline, by '?'.
+std::string printable_text(std::string text);
 
 class Check {
  public:

@@ -67,11 +67,11 @@ Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
 
 const char* message_name(const Message& message) {
   static constexpr const char* kNames[] = {
-      "Empty",       "JoinRequest",   "JoinReply",    "Watch",           "WatchReply",
-      "Renew",       "Leave",         "Report",       "OperationFailed", "PutObject",
-      "Goodbye",     "SessionFailed", "HasBegun",     "ReportCut",       "DeleteObject",
-      "FetchObject", "Enter",         "HasCompleted", "Progress",        "StatusRequest",
-      "StatusReply", "Return",        "ScaleRequest", "FetchState",      "StateParts"};
+      "Empty",      "JoinRequest",      "JoinReply",       "Watch",       "WatchReply",   "Renew",
+      "Leave",      "Report",           "OperationFailed", "PutObject",   "Goodbye",      "SessionFailed",
+      "HasBegun",   "ReportCut",        "DeleteObject",    "FetchObject", "Enter",        "HasCompleted",
+      "Progress",   "StatusRequest",    "StatusReply",     "Return",      "ScaleRequest", "FetchState",
+      "StateParts", "GatheringRequest", "GatheringReply"};
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];
 }

@@ -10,6 +10,10 @@ namespace dsgd::transport {
 namespace {
 
 kj::StringPtr text(const std::string& from) { return {from.c_str(), from.size()}; }
+std::string cut_text(const std::string& from) {
+  static constexpr std::string_view kCut = " ... (cut)";
+  return from.size() <= kMaxTextBytes ? from : from.substr(0, kMaxTextBytes - kCut.size()).append(kCut);
+}
 template <typename Bytes>
 capnp::Data::Reader data_of(const Bytes& from) {
   return {reinterpret_cast<const kj::byte*>(from.data()), from.size()};
@@ -192,6 +196,15 @@ class MessageCheck : public Check {
       case schema::Message::RETURN: {
         auto part = from.getReturn();
         return Return{part.getNumber(), part.getView(), part.getIncarnation()};
+      }
+      case schema::Message::GATHERING_REQUEST:
+        return GatheringRequest{};
+      case schema::Message::GATHERING_REPLY: {
+        GatheringReply to;
+        text(from.getGatheringReply().getProgress(), &to.progress, "progress", kMaxTextBytes);
+        to.progress = printable_text(std::move(to.progress));
+        to.missing = from.getGatheringReply().getMissing();
+        return to;
       }
       case schema::Message::WATCH:
         return Watch{from.getWatch().getSequence()};
@@ -399,12 +412,7 @@ void write(const Status& from, schema::Status::Builder to) {
   to.setHost(text(from.host()));
   to.setOperation(text(from.operation()));
   to.setParameter(text(from.parameter()));
-  if (from.message().size() <= kMaxTextBytes) {
-    to.setMessage(text(from.message()));
-  } else {
-    static constexpr std::string_view kCut = " ... (cut)";
-    to.setMessage(text(from.message().substr(0, kMaxTextBytes - kCut.size()).append(kCut)));
-  }
+  to.setMessage(text(cut_text(from.message())));
 }
 
 void write(const Hello& from, schema::Hello::Builder to) {
@@ -525,6 +533,12 @@ void write(const Message& from, schema::Message::Builder to) {
           out.setNumber(part.number);
           out.setView(part.view);
           out.setIncarnation(part.incarnation);
+        } else if constexpr (std::is_same_v<T, GatheringRequest>) {
+          to.setGatheringRequest();
+        } else if constexpr (std::is_same_v<T, GatheringReply>) {
+          auto out = to.initGatheringReply();
+          out.setProgress(text(cut_text(part.progress)));
+          out.setMissing(part.missing);
         } else if constexpr (std::is_same_v<T, Watch>) {
           to.initWatch().setSequence(part.sequence);
         } else if constexpr (std::is_same_v<T, WatchReply>) {
@@ -745,6 +759,8 @@ size_t words_for(const Message& message) {
                       return words_of(part.member);
                     } else if constexpr (std::is_same_v<T, JoinReply>) {
                       return words_of(part.members) + kMaxJobNonceBytes / 8;
+                    } else if constexpr (std::is_same_v<T, GatheringReply>) {
+                      return words_of(part.progress);
                     } else if constexpr (std::is_same_v<T, WatchReply>) {
                       return words_for(part.news) + words_of(part.members);
                     } else if constexpr (std::is_same_v<T, Leave> || std::is_same_v<T, Report> ||

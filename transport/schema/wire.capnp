@@ -84,6 +84,11 @@ struct JoinReply {
   durable @8 :Bool;
 }
 
+struct GatheringReply {
+  progress @0 :Text;
+  missing @1 :Int32 = -1;
+}
+
 struct Watch {
   sequence @0 :UInt64;
 }
@@ -293,6 +298,8 @@ struct Message {
     scaleRequest @22 :ScaleRequest;
     fetchState @23 :FetchState;
     stateParts @24 :StateParts;
+    gatheringRequest @25 :Void;
+    gatheringReply @26 :GatheringReply;
   }
 }
 

@@ -90,7 +90,7 @@ class HeadTest : public testing::Test {
   void wait_in_rendezvous(transport::Duration duration, size_t first = 0) {
     for (; duration > transport::Duration{}; duration -= kLease / 2) {
       for (size_t i = first; i < remotes_.size(); ++i) {
-        if (!at(i).gone) watch(i, 0);
+        if (!at(i).gone) (void)call(at(i).control, transport::GatheringRequest{});
       }
       loop_.advance(std::min(duration, kLease / 2));
     }
@@ -237,7 +237,7 @@ TEST_F(HeadTest, AHeadOfItsOwnEndsWhenNoneComesAfterAWorkerHasGone) {
     const auto go = [&](size_t i) {
       at(i).gone = true;
       if (!silent) return head_->on_close(at(i).control, Status(Code::kWorkerLost, "reset"));
-      watch(i, 0);
+      (void)call(at(i).control, transport::GatheringRequest{});
       loop_.advance(kLease + 10ms);
       head_->on_close(at(i).control, {});
     };
@@ -333,11 +333,16 @@ TEST_F(HeadTest, ASecondWorkerWithTheSameIdIsRefusedAndTheFirstGoesOn) {
   EXPECT_TRUE(at(0).join.ok());
 }
 
-TEST_F(HeadTest, AWatchInTheRendezvousIsAnsweredWithTheProgress) {
+TEST_F(HeadTest, AWorkerThatWaitsAsksHowManyHaveCome) {
   come("w0");
-  watch(0, 0);
-  EXPECT_EQ(at(0).watch.status().code(), Code::kTimeout);
-  EXPECT_THAT(at(0).watch.status().message(), HasSubstr("1 of 3 workers have come"));
+  const Answer answer = call(at(0).control, transport::GatheringRequest{});
+  ASSERT_TRUE(answer.ok());
+  EXPECT_THAT(answer.message<transport::GatheringReply>().progress, HasSubstr("1 of 3 workers have come"));
+  EXPECT_EQ(answer.message<transport::GatheringReply>().missing, -1) << "no worker has asked for a rank";
+  come("w1");
+  come("w2");
+  EXPECT_EQ(call(at(0).control, transport::GatheringRequest{}).status().code(), Code::kState)
+      << "the job has begun";
 }
 
 TEST_F(HeadTest, ALateComerIsToldThatTheJobRuns) {

@@ -99,7 +99,9 @@ std::vector<Message> samples() {
           StateParts{{{StateParts::Kind::kUpdate, 18, kBig, kBig - 1, kBig - 2, 1.5, 2.5, -1, 3, {1, 0, 2}},
                       {StateParts::Kind::kValues, 0, 0, 1, 0, 0, 0, 0, 0, {7}}},
                      true,
-                     kBig - 18}};
+                     kBig - 18},
+          GatheringRequest{},
+          GatheringReply{"2 of 4", 3}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -127,6 +129,10 @@ bool same(const JoinReply& a, const JoinReply& b) {
          a.paused == b.paused && a.durable == b.durable;
 }
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
+bool same(const GatheringRequest&, const GatheringRequest&) { return true; }
+bool same(const GatheringReply& a, const GatheringReply& b) {
+  return a.progress == b.progress && a.missing == b.missing;
+}
 bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left &&
          a.departure_call == b.departure_call && same(a.members, b.members) && a.head_rank == b.head_rank &&
@@ -333,10 +339,11 @@ TEST(Codec, MessagesKeepAllFields) {
 
 TEST(Codec, DefaultsSurviveToo) {
   for (const Message& message : std::vector<Message>{
-           JoinRequest{},   JoinReply{},       Watch{},     WatchReply{},   Renew{},        Leave{},
-           Report{},        OperationFailed{}, PutObject{}, DeleteObject{}, FetchObject{},  Goodbye{},
-           SessionFailed{}, HasBegun{},        ReportCut{}, Enter{},        HasCompleted{}, Progress{},
-           StatusRequest{}, StatusReply{},     Return{},    ScaleRequest{}, FetchState{},   StateParts{}}) {
+           JoinRequest{},      JoinReply{},       Watch{},     WatchReply{},   Renew{},        Leave{},
+           Report{},           OperationFailed{}, PutObject{}, DeleteObject{}, FetchObject{},  Goodbye{},
+           SessionFailed{},    HasBegun{},        ReportCut{}, Enter{},        HasCompleted{}, Progress{},
+           StatusRequest{},    StatusReply{},     Return{},    ScaleRequest{}, FetchState{},   StateParts{},
+           GatheringRequest{}, GatheringReply{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
@@ -582,12 +589,15 @@ TEST(Codec, AStatusThatIsReceivedHasCleanText) {
   EXPECT_EQ(back.code(), Code::kInternal);
 }
 
-TEST(Codec, ATooLongStatusMessageIsCutNotRefused) {
+TEST(Codec, ATooLongTextIsCutNotRefused) {
   Status back;
   const Status form = decode_status(encode_status(Status(Code::kIo, std::string(100000, 'x'))), &back);
   ASSERT_TRUE(form.ok()) << form.message();
   EXPECT_EQ(back.message().size(), kMaxTextBytes);
   EXPECT_TRUE(back.message().ends_with("(cut)"));
+  const auto reply = decode_message(encode(Message(GatheringReply{std::string(100000, 'x'), 1})));
+  ASSERT_TRUE(reply.ok()) << reply.status().message();
+  EXPECT_TRUE(std::get<GatheringReply>(reply.value()).progress.ends_with("(cut)"));
 }
 
 TEST(Codec, WhatExceedsALimitIsNamed) {
