@@ -32,7 +32,7 @@ func (r *Replica) Device() string { return raw.Dsgd_replica_device(r.pointer()) 
 func (r *Replica) requireHost() error {
 	if device := r.Device(); device != "cpu" {
 		return &Error{Status: ErrUnsupported, Rank: -1, Message: fmt.Sprintf(
-			"buffers of a replica on %s cannot be slices; train on GPUs from C or Python, in the same job", device)}
+			"buffers of a replica on %s cannot be slices; bind DLPack tensors of that device with BindDLPack", device)}
 	}
 	return nil
 }

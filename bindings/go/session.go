@@ -194,7 +194,8 @@ func (s *Session) number(result int) int {
 }
 
 // SetOptimizer sets the optimizer, before Start: "sgd", "adam", "adamw" or "none", with options such as
-// "lr=0.1 momentum=0.9" ("" for defaults). Names, definitions and defaults are PyTorch's.
+// "lr=0.1 momentum=0.9" ("" for defaults). Definitions and defaults are PyTorch's, but for the lr of sgd, which is 0.01;
+// dsgd_optimizer_set in dsgd.h lists the options.
 func (s *Session) SetOptimizer(name, options string) error {
 	return call(s, func(err *uintptr) int { return raw.Dsgd_optimizer_set(s.pointer(), name, options, err) },
 		"name of the optimizer", name, "options of the optimizer", options)

@@ -264,7 +264,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
                "Write the logs of head and workers to standard error (log_to=stderr)");
   app.add_option("--hosts", options->hosts,
                  "Run the commands on these hosts by ssh: HOST,HOST:WORKERS,... (default for each: -n); "
-                 "the first also has the head")
+                 "the first also has the head. The current folder must be at the same path on all")
       ->check([](const std::string& text) {
         return text.empty()
                    ? std::string("the list is empty; name a host, or leave the option out to run here")
@@ -293,10 +293,11 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.footer(
       "Several commands make one job; ranks are given in order:\n"
       "    dsgd run -n 1 -- ./trainer : -n 2 python3 train.py : -n 1 java -jar trainer.jar\n"
-      "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_EMBED_HEAD=never and, if the "
-      "head is\n"
-      "started here and no token is set, a random DSGD_TOKEN. When one fails, the others get SIGTERM, then "
-      "SIGKILL;\n"
+      "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_SUPERVISOR, "
+      "DSGD_EMBED_HEAD=never and,\n"
+      "if the head is started here and no token is set, a random DSGD_TOKEN. When one fails, the others get "
+      "SIGTERM,\n"
+      "then SIGKILL;\n"
       "the exit status is that of the worker that failed first (128 + signal if it was killed). If other "
       "workers report\n"
       "which worker caused the failure, that worker counts as the first, and has half of --grace to end by "

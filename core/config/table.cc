@@ -22,13 +22,13 @@ constexpr Rule kRules[] = {
     {{"algorithm", "choice", "auto", "auto | direct | halving_doubling | nccl | ring",
       "How the allreduce strategy moves bytes between workers: auto chooses by size and number of workers "
       "and lets NCCL reduce GPU gradients where possible; nccl is the same, but an error where not "
-      "possible; a host may register more.",
+      "possible; a host may register more; equal on all workers.",
       "DSGD_ALGORITHM"},
      Type::kChoice},
     {{"bucket_size", "size", "", "4K..1G",
-      "Largest number of bytes of parameters that are fused into one bucket for communication; not set: 4M, "
-      "32M where NCCL reduces, 64M if the job is one worker with one GPU; equal on all workers; the memory "
-      "of a step does not depend on it.",
+      "Largest number of bytes of parameters that are fused into one bucket for communication, at least "
+      "those of 4096 elements; not set: 4M, 32M where NCCL reduces, 64M if the job is one worker with one "
+      "GPU; equal on all workers; the memory of a step does not depend on it.",
       "DSGD_BUCKET_SIZE"},
      Type::kSize,
      4 * kKiB,
@@ -101,7 +101,7 @@ constexpr Rule kRules[] = {
      4095},
     {{"gradient_norm", "switch", "0", "0 | 1",
       "Whether each step computes the L2 norm of the mean gradient; costs the overlap of update and "
-      "communication.",
+      "communication; equal on all workers.",
       "DSGD_GRADIENT_NORM"},
      Type::kSwitch},
     {{"head", "string", "", "HOST:PORT | [IPV6]:PORT | unix:PATH | HOST:PORT,HOST:PORT,...",
@@ -184,8 +184,8 @@ constexpr Rule kRules[] = {
     {{"loss_scale", "integer", "off", "off | dynamic | 1..1000000000000",
       "Factor that the host's loss is multiplied by, so that small gradients of half types do not become "
       "0: their mean is divided by it, and a step whose mean gradient is not finite changes nothing; "
-      "dynamic: begins at 65536, halves after such a step, doubles after 2000 others; costs the overlap of "
-      "update and communication.",
+      "dynamic: begins at 65536, halves after such a step, doubles after 2000 others in a row; costs the "
+      "overlap of update and communication; equal on all workers.",
       "DSGD_LOSS_SCALE"},
      Type::kIntegerOrWord,
      1,
@@ -238,7 +238,8 @@ constexpr Rule kRules[] = {
      -1,
      65535},
     {{"receive_memory", "size", "256M", "1M..1T",
-      "Most bytes of received data that wait in pooled buffers; senders are held back before it is exceeded.",
+      "Most bytes of received data that wait in pooled buffers; senders are held back before it is exceeded; "
+      "give all workers the same, since it also decides the size of their chunks.",
       "DSGD_RECEIVE_MEMORY"},
      Type::kSize,
      kMiB,
@@ -254,11 +255,12 @@ constexpr Rule kRules[] = {
     {{"reproducible", "switch", "0", "0 | 1",
       "Whether gradients are summed so that the bits do not depend on the strategy, the algorithm or the "
       "split of replicas over workers, for 5 bytes per float32 element instead of 4 (9 in jobs of more "
-      "than 8 replicas; float64: 12).",
+      "than 8 replicas; float64: 12); equal on all workers.",
       "DSGD_REPRODUCIBLE"},
      Type::kSwitch},
     {{"servers", "integer", "0", "0..65536",
-      "Number of workers, from rank 0 on, that hold a server shard in the ps strategy; 0: all.",
+      "Number of workers, from rank 0 on, that hold a server shard in the ps strategy; 0: all; equal on all "
+      "workers.",
       "DSGD_SERVERS"},
      Type::kInteger,
      0,
@@ -286,7 +288,7 @@ constexpr Rule kRules[] = {
     {{"straggler_timeout", "duration", "0", "0 or 500ms..24h",
       "Time after which the head takes a worker out of the job if all others wait for it and it waits for "
       "none, so that the others go on without it; at least `lease`; needs min_workers less than num_workers, "
-      "and is equal on the head and all workers; 0: off.",
+      "max_workers more, or rejoin_timeout, and is equal on the head and all workers; 0: off.",
       "DSGD_STRAGGLER_TIMEOUT"},
      Type::kDuration,
      500 * kMillisecond,

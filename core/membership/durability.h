@@ -23,8 +23,8 @@ class Durability {
   bool holds() const { return !store_ || store_->holds(); }
   // The record has changed. Changes that come while one is stored are stored together after it.
   void changed();
-  // Calls `then` when all changes so far are durable, at once if they are. After the calls for one record
-  // come those for the next. An error: they cannot be stored, and nothing is stored any more.
+  // Calls `then` when all changes so far are durable; at once if they are. Calls come in the order of the
+  // records. With an error, the changes cannot be stored, and nothing is stored any more.
   void when_durable(Done then);
   // Called once, before the calls of when_durable that fail.
   void on_failure(Done failed) { failed_ = std::move(failed); }

@@ -57,9 +57,9 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   void on_cut(const WorkerTable::Worker& worker, int32_t peer_number, const Status& why);
   // The control connection or the last heartbeat connection, named by `which`, has ended with `why`.
   void on_connection_lost(const WorkerTable::Worker& worker, const std::string& which, const Status& why);
-  // A worker has failed because of `why`; what other workers are told. If it reports that the head is lost,
-  // its report has arrived. So either the head was stopped, or only the direction from the head to this
-  // worker is broken.
+  // Returns the cause that the other workers get after `sender` has failed because of `why`. If `why` is the
+  // loss of the head, the cause differs, since the report has arrived: either the head was stopped, or only
+  // the direction from the head to that worker is broken.
   Status cause_from(const WorkerTable::Worker& sender, const Status& why, const std::string& prefix) const;
   void describe(const WorkerTable::Worker& worker, transport::WorkerStatus* status) const;
 

@@ -34,7 +34,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
                    const transport::Responder& respond);
   // A worker asks how many have come, which renews its lease.
   void on_request(const transport::ServerChannel& channel, const transport::Responder& respond);
-  // Returns false if the connection has neither a place nor had one when the job was aborted.
+  // Returns false if the connection has no place, and had none when the job was aborted.
   bool on_close(const transport::ServerChannel& channel);
 
   bool holds(const transport::ServerChannel& channel) const { return rendezvous_.holds(channel); }

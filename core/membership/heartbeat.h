@@ -22,8 +22,9 @@ struct HeartbeatOptions {
   std::string head_name;  // for messages: "the head at ..."
   int32_t head_rank = -1;
   std::string head_host;
-  std::string own_name, own_host;               // "rank 2 (worker ...)"
-  std::vector<std::vector<std::string>> peers;  // addresses of the workers that are not on the head's machine
+  std::string own_name, own_host;  // "rank 2 (worker ...)"
+  // Addresses of the workers that are neither on the head's machine nor on this worker's.
+  std::vector<std::vector<std::string>> peers;
 };
 
 // Callbacks of a heartbeat. They come on its network's loop.

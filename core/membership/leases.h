@@ -16,8 +16,8 @@ class Leases {
  public:
   explicit Leases(transport::Duration lease);
 
-  void begin(size_t workers, transport::Time now);  // all of them; earlier leases are forgotten
-  void hold(size_t worker, transport::Time now);    // of one more
+  void begin(size_t workers, transport::Time now);  // the leases of all; earlier ones are forgotten
+  void hold(size_t worker, transport::Time now);    // begins the lease of one worker
   void renew(size_t worker, transport::Time now);
   void end(size_t worker) { entries_[worker].held = false; }  // left or lost: no longer checked
   transport::Duration silence(size_t worker, transport::Time now) const {

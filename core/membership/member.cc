@@ -177,8 +177,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.own_name = describe_member(member(view.rank));
     o.own_host = member(view.rank).host;
     for (const transport::MemberInfo& peer : view.members) {
-      // A worker of this machine answers even if the machine is cut off, one of the head's machine says
-      // nothing new.
+      // A worker on this machine answers even if the machine is cut off. A worker on the head's machine may
+      // be silent for the same reason as the head.
       const bool here = peer.machine == member(view.rank).machine;
       const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
       if (!here && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);

@@ -52,7 +52,7 @@ class ProgressTable {
     std::optional<transport::Progress> last;
     transport::Time arrived{};
     transport::Time waits_since{};                           // in the present call, without a gap
-    std::map<int32_t, transport::Time> since;                // by rank of last->waits_for, the same
+    std::map<int32_t, transport::Time> since;                // by rank of last->waits_for, without a gap
     std::deque<std::pair<transport::Time, uint64_t>> steps;  // arrival and steps of the latest reports
   };
   bool is_fresh(const Row& row, transport::Time now) const { return row.last && now - row.arrived <= lease_; }

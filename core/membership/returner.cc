@@ -11,8 +11,8 @@ namespace {
 
 using transport::Duration;
 
-// Before the second attempt, and at most; the latter no longer than an eighth of a lease, which is what a
-// head that has just started gives its workers.
+// The delay before the second attempt, and the longest one. The latter is also at most an eighth of a lease:
+// a head that has just started gives its workers one lease to come back.
 constexpr Duration kFirstReturnDelay = std::chrono::milliseconds(10);
 constexpr Duration kLongestReturnDelay = std::chrono::milliseconds(500);
 

@@ -15,7 +15,7 @@ std::string describe_head(const std::string& address, const transport::JoinReply
 
 // "10.0.0.1:7700: <why>; 10.0.0.2:7700: <why>", of those that have failed; of one address, "<why>"
 std::string describe_errors(const std::vector<std::string>& addresses, const std::vector<Status>& errors);
-// The error where no address can be used: `why`, one of `errors`, with the others in its message.
+// The error if no address can be used. `why`: the one of `errors` that gives the code; the message has all.
 Status error_of_all(const std::vector<std::string>& addresses, const std::vector<Status>& errors,
                     const Status& why);
 

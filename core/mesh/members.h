@@ -11,7 +11,7 @@
 
 namespace dsgd {
 
-// Is this a broken connection, rather than an answer of the peer?
+// Returns whether the connection broke; otherwise the status is an answer of the peer.
 bool is_break(const Status& status);
 Status session_closed();  // the answer to a chunk that comes too late
 

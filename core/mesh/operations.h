@@ -51,7 +51,7 @@ class Operations final : public OperationEvents {
   struct WaitedPeers {
     std::string name;  // of the first of these operations
     std::vector<uint64_t> operations;
-    // Peers that have sent nothing for it; if there are none, those whose data is missing.
+    // Of each operation the peers that have sent nothing for it; if all have, those whose data is missing.
     std::vector<int32_t> ranks;
     bool first = false;  // it is the first operation of the call: these peers have not made the call
   };

@@ -24,7 +24,8 @@ struct Signature {
   std::vector<uint64_t> counts;  // elements of each rank, where the operation has parts of given sizes
 };
 
-// Do both headers describe the same operation? Source, phase and offset are not part of the signature.
+// Returns whether both headers describe the same operation. Source, phase and offset are not part of the
+// signature.
 bool same_operation(const transport::BulkHeader& one, const transport::BulkHeader& other);
 
 std::vector<std::byte> signature_payload(const Signature& signature);

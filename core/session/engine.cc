@@ -536,13 +536,13 @@ Engine::Done Engine::watched(const char* operation, const std::string& name, Don
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = callable(); !status.ok()) return done(status);
-  objects_.put(peers(), name, std::move(object), {deadline(options), options.limit_or("step_timeout")},
+  objects_.put(peers(), name, std::move(object), {deadline(options), deadline_setting(options)},
                watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = callable(); !status.ok()) return done(status);
-  objects_.delete_everywhere(peers(), name, {deadline(options), options.limit_or("step_timeout")},
+  objects_.delete_everywhere(peers(), name, {deadline(options), deadline_setting(options)},
                              watched(Objects::kDelete, name, std::move(done)));
 }
 
@@ -580,7 +580,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     tell_peers_ = tell_peers;
     log_->report_failure(cause.rank());
     if (before_failure_) before_failure_(cause);
-    // The only host knows that it has called dsgd_abort.
+    // With one worker, the host itself has called dsgd_abort, so that is no error.
     const bool own = size() == 1 && cause.code() == Code::kAborted;
     log_->write(own ? LogLevel::kInfo : LogLevel::kError, failure_.message());
   }
@@ -668,7 +668,7 @@ uint64_t Engine::close(const Status& cause) {
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
-  if (enter_) return;  // it enters a view all the same
+  if (enter_) return;  // a learner outside of any view: a failing peer does not keep it from entering one
   const bool of_one =
       options_.views_change ? !concerns_all_workers(why.code()) : why.code() == Code::kWorkerLost;
   if (!of_one) return fail(why, true);
@@ -685,16 +685,16 @@ void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status
   await_verdict(error, rank, network_error, silent);
 }
 
-// Two workers that cannot reach each other would each name the other. The head has both reports, and all
-// workers get its verdict.
-// `peer` is -1 if another worker has found the loss. `silent`: as in on_peer_unreachable().
+// Waits for the head's verdict: two workers that cannot reach each other would each name the other, but the
+// head has both reports, and all workers get its verdict. `peer` is -1 if another worker has found the loss.
+// `silent`: as in on_peer_unreachable().
 void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent) {
   if (!failure_.ok()) return;
   if (!on_loss_ || !on_loss_(peer, network_error, silent)) return fail(error, true);
   fail_without_verdict(error, peer, silent, loop_.now());
 }
 
-// When the verdict is due, which becomes later while the head is lost.
+// Fails the session when the verdict is due and has not come. That time becomes later while the head is lost.
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
   loop_.schedule(verdict_due_(reported),
                  [this, error, peer, silent, reported, view = view(), alive = std::weak_ptr(alive_)] {
@@ -744,7 +744,7 @@ void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
 
 void Engine::on_object(transport::Message message, transport::Responder respond) {
   if (!failure_.ok()) return respond(failure_);
-  objects_.receive(peers(), {deadline(), "step_timeout"}, std::move(message), respond);
+  objects_.receive(peers(), {deadline(), deadline_setting()}, std::move(message), respond);
 }
 
 }  // namespace dsgd

@@ -59,10 +59,11 @@ class Engine final : public SessionEvents {
   void before_failure(std::function<void(const Status&)> call) { before_failure_ = std::move(call); }
   // `call` is called once, when all operations have ended with the failure.
   void after_failure(std::function<void(const Status&)> call) { after_failure_ = std::move(call); }
-  // A worker seems lost: this worker cannot reach the peer `unreachable`, because of `cause`; or, with -1,
-  // another worker says so. `loss` returns true if the head will decide which worker is lost; then fail()
-  // follows, or the session fails when the verdict is due. `silent`: as in on_peer_unreachable(); if the peer
-  // has answered since, the session then does not fail.
+  // Sets the function that reports the possible loss of a worker. `unreachable`: the peer that this worker
+  // cannot reach, because of `cause`; -1: another worker has noticed the loss. `loss` returns true if the
+  // head decides which worker is lost. Its verdict then follows, by fail() or change_view(); if none has come
+  // when it is due, the session fails with its own error. `silent`: as in on_peer_unreachable(); if the peer
+  // has answered by then, the session goes on.
   void on_loss(std::function<bool(int32_t unreachable, const Status& cause, bool silent)> loss) {
     on_loss_ = std::move(loss);
   }
@@ -264,7 +265,7 @@ class Engine final : public SessionEvents {
     transport::Time deadline;
     std::function<void()> then;
     std::vector<int32_t> missing = {};
-    transport::Time asked = {};  // the missing ones; 0: not in this view yet
+    transport::Time asked = {};  // when the missing ones were asked; 0: not in this view yet
     transport::TimerId timer = 0;
   };
   struct LastDigests {
@@ -473,7 +474,7 @@ class Engine final : public SessionEvents {
   Objects objects_;
   device::Waiter waiter_;
   device::StagedCopies copies_;
-  std::map<uint64_t, std::string> fetching_;  // name by call
+  std::map<uint64_t, std::string> fetching_;  // by call: name of the collective whose input is being copied
   Step step_;
   std::array<Channel, kChannels> channels_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
@@ -513,10 +514,11 @@ class Engine final : public SessionEvents {
   // Changes of the view.
   std::function<void(const transport::JoinReply&)> on_view_;
   HeldRanges held_;  // of which this worker has the optimizer's state, where owners keep it and views change
-  std::optional<NextView> next_view_;  // to be entered when the step's commit, or a copy, has ended
-  Status view_cause_;                  // why the present view has come
-  uint64_t reported_view_ = 1;         // that the host knows
-  std::function<void()> enter_;        // of a learner that is in no view yet
+  // To be entered once the step's commit, and what is being applied (applying_), have ended.
+  std::optional<NextView> next_view_;
+  Status view_cause_;                                   // why the present view has come
+  uint64_t reported_view_ = 1;                          // that the host knows
+  std::function<void()> enter_;                         // of a learner that is in no view yet
   std::function<transport::JoinReply()> present_view_;  // of a learner
   std::shared_ptr<Learning> learning_;                  // of a learner whose replicas are on the host
   // Streams of state to learners, by worker id and first element. Those to one worker do not overlap.
@@ -524,7 +526,7 @@ class Engine final : public SessionEvents {
   bool learner_ = false;     // in a view, but its dsgd_start has not ended
   bool entering_ = false;    // enter_view() ends the operations of the earlier view
   bool recovering_ = false;  // recovering()
-  bool applying_ = false;    // apply_copy() has begun, and its values are not in all replicas yet
+  bool applying_ = false;    // a copy, a new plan or a checkpoint is being applied to the replicas
 
   // The end of the session.
   std::optional<LastStep> last_step_;

@@ -41,7 +41,7 @@ SampleLedger ledger_of(const Manifest::Shard& saved, const std::vector<uint64_t>
   return ledger;
 }
 
-// Names of workers that have saved, for which nothing matters but that they differ.
+// Identities for the workers that have saved. They only have to be distinct.
 std::vector<uint64_t> savers(const Manifest::Shard& saved) {
   std::vector<uint64_t> workers(saved.drawn.size());
   for (size_t rank = 0; rank < workers.size(); ++rank) workers[rank] = ~uint64_t{rank};
@@ -235,7 +235,7 @@ void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint)
                                      });
 }
 
-// In the order of their creation, those that read the same data.
+// Restores each saved shard into the first live one, in the order of creation, that reads the same data.
 void Engine::restore_shards(const Manifest& manifest) {
   auto live = shards_->live();
   for (const Manifest::Shard& saved : manifest.shards) {

@@ -101,7 +101,7 @@ void Engine::place_state(const std::shared_ptr<Call>& call, const std::vector<He
     held_ = held_under(*plan);
     return then();
   }
-  // Workers that have copied nothing before have made fewer operations of the call.
+  // Workers that copied nothing have used fewer numbers of the call, so all go on with the same one.
   call->next = kOperationsOfACall / 2;
   size_t nbytes = 0;
   for (const RangeTransfer& transfer : transfers) {

@@ -464,7 +464,7 @@ void Engine::move_state(std::shared_ptr<Call> call, Done done) {
   moved({});
 }
 
-// Of one bucket, one of the optimizer's tensors.
+// Gathers one of the optimizer's tensors, for the elements of one bucket.
 void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index,
                           size_t tensor, Done done) {
   const Bucket& bucket = plan->buckets[index];

@@ -206,9 +206,9 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     if (!theirs->failure.ok()) return joined(of_rank(member.team, theirs->failure));
     device::CommunicatorId id;
     std::copy(theirs->communicator.begin(), theirs->communicator.end(), id.bytes);
-    log_->info("GPUs " + std::to_string(member.first) + " to " +
-               std::to_string(member.first + member.devices - 1) + " of " + std::to_string(member.size) +
-               " whose gradients NCCL reduces");
+    log_->info("NCCL reduces the gradients of " + std::to_string(member.size) +
+               " GPUs; this worker has numbers " + std::to_string(member.first) + " to " +
+               std::to_string(member.first + member.devices - 1) + " of them");
     joining->join(id, member.first, member.size, deadline(), joined);
   };
   if (!mesh_) return told({}, {transport::encode(mine)});

@@ -4,9 +4,9 @@
 //   report      sends the number of completed steps to all others, after that work has ended
 //   decide      decides from all reports, alike on all workers
 //   deal_samples  deals out the samples of lost workers
-//   copy_state  a worker that is one step behind copies the state of one that is not. One that joins fetches
-//               what it lacks from several (engine_join.cc); or copies all, if a replica of any worker is on
-//               a GPU
+//   copy_state  a worker that is one step behind copies the state of a worker that is not. A learner fetches
+//               the state that it lacks from several workers (engine_join.cc). If any worker has a replica on
+//               a GPU, the learner copies all state from one worker instead
 //   place_state where owners keep the optimizer's state, moves it to the owners of the new view
 //               (engine_owners.cc)
 //   resume      begins the suspended step again, from the same gradients; in a paused view, which has fewer
@@ -176,9 +176,9 @@ void Engine::report() {
            }));
 }
 
-// A worker that has closed its session without a report left in an earlier view, since a head was lost or the
-// Leave came too late. The head takes it for lost and publishes a view without it. Without a head no view
-// comes.
+// A worker whose report is missing because it has closed its session left in an earlier view: the head was
+// lost, or its Leave came too late. The head takes such a worker for lost and publishes a view without it. If
+// no head is left, no view comes, and the session fails at the deadline.
 void Engine::on_missing_report(const std::shared_ptr<Call>& call, const Status& why) {
   if (why.code() != Code::kWorkerLost || why.rank() == mesh_->members().view().head_rank)
     return fail(why, true);
@@ -199,7 +199,7 @@ struct Engine::Copying {
   std::function<void()> then;
 };
 
-// The same on all workers.
+// The result of decide().
 struct Engine::ViewDecision {
   int32_t source = 0;              // whose state counts: the lowest rank with the most steps
   std::vector<int32_t> copiers;    // a step behind, or learners

@@ -84,7 +84,7 @@ Status check_record(const transport::HeadRecord& record, const HeadOptions& opti
   for (const Setting& s : settings) {
     if (s.same) continue;
     const std::string key = s.key;
-    const std::string differ = key == "token"  // which is not told
+    const std::string differ = key == "token"  // whose value is not shown
                                    ? "another `token` than this head has"
                                    : key + " = " + s.kept + ", but this head has " + key + " = " + s.own;
     return not_this_job(key, differ, "start the head with the same " + key, location);

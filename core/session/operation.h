@@ -1,5 +1,5 @@
-// An operation as the host sees it: made by the session, ended by the engine, waited for by any number of
-// threads.
+// An operation as the host sees it: made and ended by the session, waited for by any number of threads. Also
+// the options of a call, and a call as the engine makes it.
 #pragma once
 
 #include <atomic>
@@ -66,7 +66,7 @@ class Operation {
   const StepResult& step_result() const { return step_result_; }
   const SharedObject& object() const { return object_; }
 
-  // Engine only, on its loop.
+  // On the loop; on the calling thread only where no task of the loop ends the operation.
   void end(Status status) {
     if (done()) return;  // ended before, when the session ran out of memory
     status_ = std::move(status);

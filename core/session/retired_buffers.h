@@ -31,7 +31,7 @@ class RetiredBuffers {
 
   std::mutex mutex_;
   std::vector<Buffers> added_;
-  std::vector<Buffers> in_use_;  // what the wait in progress is for; used on the loop
+  std::vector<Buffers> in_use_;  // covered by the wait in progress; used on the loop
   bool waiting_ = false;         // used on the loop
 };
 

@@ -16,7 +16,8 @@ struct SavedPart {
   uint64_t begin = 0, count = 0;
 };
 
-// Name of a tensor of state: the optimizer's, or that of the master values of a half type behind them.
+// Returns the name of a tensor of state. The index behind the optimizer's tensors stands for the master
+// values of a half type.
 std::string state_name(const Optimizer& optimizer, int32_t state);
 
 // `states`: tensors of state, by parameter. Values and state that all workers hold are divided among

@@ -12,10 +12,10 @@ namespace dsgd {
 
 namespace {
 
-// These are constants because the promises behind them are: a call returns within 100 ms after its deadline,
-// and dsgd_close may always take a second to leave in good order (dsgd.h).
+// Constants, since they follow from promises of dsgd.h: a call returns within 100 ms after its deadline, and
+// dsgd_close may always take a second to leave in good order.
 //
-// Protocol timers fire first, because their messages say more.
+// After a deadline, so that the protocol's own timers fire first: their messages say more.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
 constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
@@ -305,7 +305,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
 
 void Session::Impl::leave(transport::Time deadline, bool may_wait) {
   transport::run_and_wait(loop(), [this] { end_join(closed_status()); });
-  if (membership == Membership::kFailed) {  // nothing but an abort that the head may still have to pass on
+  if (membership == Membership::kFailed) {  // at most an abort is left, which the head has to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
     leave_job(left);

@@ -98,7 +98,7 @@ class Session {
                                                      const CallOptions& options = {});
   // A data shard of this worker, whose position is part of checkpoints as long as the host keeps it.
   std::shared_ptr<SharedShard> add_shard(uint64_t samples, uint64_t seed, bool shuffle);
-  // Blocks while the workers of a new view deal out the samples. kClosed and kForked: it deals out none.
+  // Blocks while the workers of a new view deal out the samples. kClosed, kForked: none are dealt any more.
   Status wait_for_samples(const SharedShard& shard);
 
   Status step(double weight, StepResult* result);

@@ -1,4 +1,4 @@
-// Collectives and objects: arguments are checked here, before any other worker is bothered.
+// Collectives and objects: arguments are checked here, before any message goes to another worker.
 
 #include <algorithm>
 #include <cstring>

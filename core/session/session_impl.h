@@ -278,7 +278,8 @@ struct Session::Impl {
   Status diverged;      // as the first close() has found
   bool opened = false;  // there is a loop, and so something to end
   enum class Membership { kJoining, kJoined, kFailed };
-  std::atomic<Membership> membership{Membership::kJoining};  // written on the loop, after what it stands for
+  // Written on the loop, after the values that it announces: those of the view, or `failure`.
+  std::atomic<Membership> membership{Membership::kJoining};
   // The join in flight; null once it has ended. Once join() has begun, used on the loop only.
   std::shared_ptr<Operation> join_operation;
   std::atomic<uint64_t> next_id{1};

@@ -19,7 +19,7 @@ using transport::Network;
 
 namespace {
 
-// About what a sleep and a wake-up cost. Where workers share processors, the wait for one comes on top.
+// About the cost of a sleep and a wake-up. Where workers share processors, the wait for a processor is added.
 constexpr Duration kSpin = std::chrono::microseconds(50), kSharingSpin = std::chrono::microseconds(200);
 
 EngineOptions engine_options(const Config& config, const AlgorithmChoice& algorithm) {
@@ -66,9 +66,9 @@ Worker::~Worker() {
   head_listener_.reset();
   listener_.reset();
   if (poster_) poster_->close();
-  if (network_) {  // channels of ours are the loop's, and end there
+  if (network_) {  // this worker's channels belong to the loop, and end on it
     transport::run_and_wait(network_->loop(), [this] {
-      network_->loop().on_exhausted({});  // what has not ended by now will not
+      network_->loop().on_exhausted({});  // an operation that is still open now never ends
       member_.reset();
       if (engine_) engine_->detach_from_loop();
       if (mesh_) mesh_->drop_channels();
@@ -425,8 +425,8 @@ void Worker::abort_join(const Status& cause) {
   if (auto joined = std::exchange(joined_, nullptr)) joined(cause);
 }
 
-// If local workers outnumber processors, the one that is waited for may need the processor of the one that
-// waits. If not, yielding would only make the scheduler move threads (see tests/bench/README.md).
+// If local workers outnumber processors, a worker that spins may hold the processor that its peer needs, so
+// it yields. Otherwise yielding would only make the scheduler move threads (see tests/bench/README.md).
 void Worker::choose_spin() {
   const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
   const auto local =

@@ -1,6 +1,6 @@
 // Assembles a worker: its networks, its listener, the head if this worker hosts it, membership and the
-// engine. Only setup() and prepare() may block, to bind and to resolve names, so the simulation runs the same
-// code without threads.
+// engine. Only setup(), prepare() and retry_embed_head() may block, to read files, to bind and to resolve
+// names, so the simulation runs the same code without threads.
 #pragma once
 
 #include <functional>

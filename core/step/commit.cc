@@ -477,15 +477,15 @@ Status Commit::keep_only(const std::vector<std::vector<std::pair<uint64_t, uint6
   return {};
 }
 
-// ---- optimizer state, around a change of strategy
+// ---- optimizer state, between devices and host
 
 void Commit::copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done) {
   const bool only_host = state_.contexts.back().is_host();
   if (only_host || state_.path.updates_at_owner || (!to_devices && state_.path.host_has_replicas))
     return done({});
   if (host_state_.empty()) host_state_.resize(state_.model.parameters.size());
-  // Through memory that devices can copy from and to, which is what stays on the host until the change is
-  // over.
+  // Through memory that devices can copy from and to. host_state_ is this memory until the devices
+  // have the state.
   for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
     const Parameter& parameter = *state_.model.parameters[p];
     const size_t nbytes = parameter.state_nbytes(), tensors = state_.contexts.back().state[p].size();

@@ -40,7 +40,7 @@ class Commit {
   bool take_norm();
   // Enqueues the updates of a bucket on all devices.
   Status update(size_t bucket);
-  // `noted` is called with each update of elements on the host, and its sums; null: with none.
+  // Sets the function that is called with each update of elements on the host, and its sums; null: none.
   using Noted = std::function<void(const transport::StateParts::Part& update, const std::byte* sums)>;
   void on_update(Noted noted) { noted_ = std::move(noted); }
   // All updates are done, or enqueued in the devices' queues. Returns, by parameter, whether there was one.
@@ -55,8 +55,9 @@ class Commit {
   // State on the host: of the owner's ranges, or of all where the host has replicas.
   OptimizerState& host_state() { return host_state_; }
   size_t states_of(const Parameter& parameter) const { return state_.model.states_of(parameter); }
-  // State of updates that all workers do alike goes from the first device to the host and from there to all
-  // devices, around a change of strategy. Nothing to do where only the host has replicas, or owners update.
+  // Where all workers make the same updates: copies the optimizer's state from the first device to
+  // host_state() or, `to_devices`, from there to all devices. Does nothing where only the host has replicas
+  // or owners update. Copies nothing to the host where it has a replica, whose state host_state() is.
   void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
 
  private:

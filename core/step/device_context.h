@@ -14,7 +14,7 @@ namespace dsgd {
 struct DeviceContext {
   std::shared_ptr<device::Device> device;
   std::vector<uint32_t> replicas;            // in order
-  std::unique_ptr<device::WorkQueue> queue;  // enqueued on the session's loop, as the next two
+  std::unique_ptr<device::WorkQueue> queue;  // used on the session's loop only, as are the next two
   // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside
   // the queue's work.
   std::unique_ptr<device::WorkQueue> to_host, from_host;

@@ -39,7 +39,8 @@ class GradientMarks {
   void unmark_rest();  // takes that back, as unmark() does
   std::vector<uint32_t> complete_buckets() const;
   // For a complete bucket, before the step is told: the step will wait for the work that its streams have
-  // now. They were valid when the gradients were marked, so a failure is fatal.
+  // now. kState: the host is capturing a graph, and may mark the gradients again afterwards. Other failures
+  // are fatal, since the streams were valid when the gradients were marked.
   Status record_streams(uint32_t bucket);
   // Forgets the marks. `absences`: those too; else they apply to a repetition of the step.
   void clear(bool absences);

@@ -37,7 +37,7 @@ class HalfWire {
  private:
   struct Residual {     // of one parameter
     Memory kept, next;  // float32
-    double unit = 0;    // of `kept`: this many times a unit of the mean gradient
+    double unit = 0;    // `kept` divided by this is the rounding error of the mean gradient
   };
   void round(size_t bucket, size_t begin, size_t end, bool in_place);
 

@@ -31,7 +31,7 @@ struct HeaderVerdict {
   Difference difference = Difference::kOther;
 };
 // Compares the headers of the group's workers, by rank; `group` null: the only worker's. Sets total_weight,
-// positive, and the result's weight, stop and all_done.
+// contributing_replicas, drawn, and the result's weight, stop and all_done.
 HeaderVerdict read_headers(StepState* state, const Group* group,
                            const std::vector<std::vector<std::byte>>& headers);
 

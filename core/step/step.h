@@ -97,13 +97,13 @@ class Step {
   // stay, and resume() begins it again. Returns false if its commit has begun: it will end, and suspend() can
   // be called then.
   bool suspend(const Status& why);
-  // A step that is begun while the workers of a new view agree on where they stand.
+  // Begins a step in the suspended state: the workers of a new view have not agreed yet on where they stand.
   void begin_suspended(StepRequest request, Done done);
   // Begins the suspended step again, as call `call`. Returns false if no step is suspended.
   bool resume(uint64_t call);
   // Ends the suspended step with a result that another worker has computed; the values are in the replicas.
   void end_suspended(const StepResult& result);
-  // Of the last step that this worker has taken part in: what the workers had drawn, by rank.
+  // By rank: the samples that the workers had drawn, as of the last step that this worker has taken part in.
   const std::map<int32_t, transport::DrawnSamples>& drawn() const { return state_.drawn; }
   // For the workers of a new view, where the plan has the same buckets. No step is in flight, or it is
   // suspended.
@@ -153,7 +153,7 @@ class Step {
   void on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers);
   void restart_buckets();
   void compare_settings();
-  void compare_values(std::function<void()> agreed);  // of all workers, all of them; else the step fails
+  void compare_values(std::function<void()> agreed);  // all values; the step fails unless all workers agree
 
   // Buckets.
   void launch();

@@ -68,7 +68,7 @@ struct PlanParameter {  // what planning needs to know
 struct PlanOptions {
   int32_t workers = 1;
   int32_t servers = 1;            // ranks 0 .. servers-1 hold server shards (ps)
-  size_t bucket_bytes = 4 << 20;  // of parameter elements; never exceeded
+  size_t bucket_bytes = 4 << 20;  // of parameter elements; exceeded only if it is less than 4096 elements
   size_t trailer = kTrailer;
   std::vector<int32_t> numbers = {};  // as in Placement
 };

@@ -9,7 +9,7 @@ from ._buffers import Array, Buffer, Data, DataT, numpy_or_none
 from ._errors import InvalidArgumentError
 from ._handle import Handle
 from ._operation import Operation
-from ._tables import Reduction
+from ._tables import DType, Reduction
 from ._types import reduction_of
 
 
@@ -150,6 +150,8 @@ def _new_array(shape: Any, like: Buffer) -> Any:
     numpy = numpy_or_none()
     if numpy is None:
         raise InvalidArgumentError("receive is missing; without NumPy installed give a buffer for the result")
+    if like.dtype is DType.bfloat16:
+        raise InvalidArgumentError("receive is missing; NumPy has no bfloat16, so give a tensor for the result")
     return numpy.empty(shape, like.dtype.name)
 
 

@@ -222,9 +222,10 @@ class Session(Collectives):
 
     def set_optimizer(self, name: str, options: Optional[str] = None, **values: Any) -> None:
         """`set_optimizer("sgd", lr=0.1, momentum=0.9)`, before start. Names: sgd, adam, adamw, none (the mean gradient
-        is written to the gradient buffers). Definitions and defaults are PyTorch's. Options: lr and weight_decay; of sgd
-        momentum, dampening and nesterov; of adam and adamw beta1, beta2, eps and amsgrad. Without this call it is sgd with
-        lr=0.01; a session to which dsgd.torch has attached a module needs the call."""
+        is written to the gradient buffers). Definitions and defaults are PyTorch's, but for the lr of sgd, which is 0.01.
+        Options: lr, weight_decay and clip_norm (the largest L2 norm of the mean gradient); of sgd momentum, dampening and
+        nesterov; of adam and adamw beta1, beta2, eps and amsgrad. Without this call it is sgd with lr=0.01; a session to
+        which dsgd.torch has attached a module needs the call."""
         if not isinstance(name, str):
             raise TypeError(
                 f"the optimizer's name is {name!r}; give 'sgd', 'adam' or 'adamw', or 'none' where an optimizer of PyTorch updates"
@@ -245,8 +246,8 @@ class Session(Collectives):
         return float(_raw.dsgd_loss_scale(self._handle.pointer))
 
     def set_strategy(self, name: str, options: Optional[str] = None, **values: Any) -> None:
-        """How gradients become new values: simple, ps or allreduce. Before start; or, called by all workers between
-        steps, from the next step on."""
+        """How gradients become new values: simple, ps or allreduce. Options: algorithm of allreduce, copies of ps. Before
+        start; or, called by all workers between steps, from the next step on."""
         self._run(_raw.dsgd_strategy_set, name, options_text(options, values), None)
 
     def start(self) -> None:

@@ -85,8 +85,8 @@
  *              DSGD_ERR_INVALID_ARGUMENT.
  *   Mistakes   A rejected argument fails only the caller. Other workers that have made the same collective
  *              call wait until the caller repeats it correctly, or time out. Two calls fail on all workers: a
- *              dsgd_start whose model cannot be started, and a dsgd_strategy_set that names no known
- *              strategy.
+ *              dsgd_start whose model cannot be started, and a dsgd_strategy_set whose strategy or options
+ *              are refused.
  *   Failures   The code of an error tells what the error ends:
  *                Code              Ends           Afterwards
  *                INVALID_ARGUMENT  the call       nothing else has changed; the same holds for STATE,
@@ -110,7 +110,7 @@
  *              checkpoint, in this session or a new one. After one that ends the session, later calls fail
  *              with the same code (see dsgd_abort), and the session can only be closed and freed.
  *              An error while joining, of any code, ends the session. UNREACHABLE, UNAUTHORIZED and
- *              ADDRESS_IN_USE come from joining, dsgd_head_start and dsgd_job_status alone.
+ *              ADDRESS_IN_USE come from joining, dsgd_head_start, dsgd_job_status and dsgd_job_scale alone.
  *   Losses     If the key `min_workers` is less than num_workers, the job goes on after a loss, in a new
  *              view, while at least min_workers are left. If fewer are left and the key `rejoin_timeout` is
  *              set, steps wait for others to join, at most for this time; min_workers may then be
@@ -153,12 +153,13 @@
  *              the others go on training. Until its dsgd_start ends, its rank is the number of workers in the
  *              present view and its size one more, and other collectives fail with DSGD_ERR_STATE. In
  *              dsgd_start it fetches values and optimizer state, a part from each of the others, while
- *              these train on. They keep the sums of their steps for it, in memory of at most twice the part
- *              of each, or 16 MiB. Then the workers go on in a new view, with this one as the last rank. It
- *              fetches the rest, while the steps of the others wait: mostly the sums of the last step, but
- *              all of a part if its worker was lost meanwhile, the new worker was too slow, or the host has
- *              changed values of trained parameters. It takes part from the next step on, whose index
- *              dsgd_session_info_read gives as `steps`. The others learn of the new view as after a loss.
+ *              these train on. Each of them keeps the sums of its steps for it, in at most twice the memory
+ *              of its part, or 16 MiB if that is more. Then the workers go on in a new view, with this one
+ *              as the last rank. It fetches the rest, while the steps of the others wait: mostly the sums of
+ *              the last step, but all of a part if its worker was lost meanwhile, the new worker was too
+ *              slow, or the host has changed values of trained parameters. It takes part from the next step
+ *              on, whose index dsgd_session_info_read gives as `steps`. The others learn of the new view as
+ *              after a loss.
  *              Limits, besides those of losses:
  *                - Its strategy is the one that the others have at that moment. It takes over their learning
  *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.
@@ -285,8 +286,9 @@ DSGD_API void dsgd_error_free(dsgd_error *error);                   /* NULL is f
  * RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, dsgd_init takes num_workers, rank, head and job from the
  * environment where nothing else gives them (key `launcher`), and the log says so.
  *
- * Durations are written "500ms", "10s", "5m"; sizes "64K", "4M", "1G" (powers of 1024); switches 0 or 1. A
- * configuration may be used for several sessions, and freed right after dsgd_init.
+ * A duration is a whole number with the unit ns, us, ms, s, m or h ("500ms", "10s"), or 0. A size is a number
+ * of bytes, or has the unit K, M, G or T, powers of 1024 ("64K", "4M"). Switches are 0 or 1. A configuration
+ * may be used for several sessions, and freed right after dsgd_init.
  * Threads: one thread at a time per configuration. */
 typedef struct dsgd_config dsgd_config;
 
@@ -303,7 +305,7 @@ DSGD_API int32_t dsgd_config_set(dsgd_config *config, const char *key, const cha
 
 /* Reads "key = value" lines from a file; '#' begins a comment. If one line fails, nothing is set, and the
  * error names the line.
- * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT. */
+ * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_LIMIT (over 1 MiB). */
 DSGD_API int32_t dsgd_config_load(dsgd_config *config, const char *path, dsgd_error **error);
 
 /* Returns the effective value of a key; NULL if the key is unknown. Valid until the configuration changes or
@@ -389,9 +391,10 @@ typedef struct dsgd_op dsgd_op;
  * Blocks: up to `init_timeout`, also while a host name is resolved.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (TLS is configured, and libssl of
  * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
- * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (num_workers, protocol), DSGD_ERR_STATE (the
- * job at this head takes no further workers, or is over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the
- * message says how many have joined), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+ * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (protocol, or a key that must be equal on the
+ * head, such as num_workers and lease), DSGD_ERR_STATE (the job at this head takes no further workers, or is
+ * over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_ABORTED
+ * (another worker has aborted joining), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session
@@ -575,8 +578,9 @@ enum dsgd_parameter_flag {
  * same order; dsgd_start checks this.
  *
  * A name is UTF-8 of 1 to 1024 bytes, without spaces (U+0020) and control characters; "['dense']['kernel']"
- * is fine. ndim 0 is a scalar; a dimension of 0 is valid. Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64,
- * DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype. `parameter` may be NULL.
+ * is fine. ndim is at most 64; 0 is a scalar. A dimension of 0 is valid. There are at most 2^46 elements.
+ * Trained parameters are DSGD_FLOAT32, DSGD_FLOAT64, DSGD_FLOAT16 or DSGD_BFLOAT16; untrained ones any dtype.
+ * `parameter` may be NULL.
  *
  * Gradients of the half types are summed and sent as float32. dsgd keeps float32 master values (Micikevicius
  * et al. 2018) and rounds `value` from them after each update. If the host has changed `value` since, its
@@ -589,8 +593,8 @@ DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int
 
 /* Changes settings of one parameter, "key=value" words. They are equal on all workers, and are set before
  * start, or between steps by all workers.
- *   Trained    rate=F multiplies the learning rate. decay=F replaces the weight decay. frozen=0|1 leaves the
- *              parameter out of steps.
+ *   Trained    rate=F multiplies the learning rate, decay=F replaces the weight decay (F >= 0). frozen=1
+ *              leaves the parameter out of steps; frozen=0 is the default.
  *   Untrained  The host may change the values of each replica. sync=none (default): steps leave them alone.
  *              sync=mean: a step that updates the model replaces them by the mean over all replicas, weighted
  *              as gradients are. sync=first: such a step replaces them by the values of the first replica of
@@ -599,7 +603,7 @@ DSGD_API int32_t dsgd_parameter_add(dsgd_session *session, const char *name, int
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (also for sync=mean of an integer parameter; use sync=first),
  * DSGD_ERR_UNSUPPORTED (sync=mean with reproducible=1, since the mean depends on which worker has which
- * replica). */
+ * replica), DSGD_ERR_STATE (during a step). */
 DSGD_API int32_t dsgd_parameter_set(dsgd_parameter *parameter, const char *options, dsgd_error **error);
 
 /* Returns the name; "" for NULL. */
@@ -627,13 +631,14 @@ DSGD_API const char *dsgd_replica_device(const dsgd_replica *replica);
  * weight: 0, or from 1e-12 to 1e12. A negative weight restores the default. Once one replica has a weight of
  * its own, all replicas of the worker must have, and the step's weight argument must be their sum or 0 (0:
  * the worker contributes nothing).
- * Threads: one thread at a time. */
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_STATE (during a step). */
 DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_error **error);
 
 /* Gives dsgd the host's own buffers of one parameter in one replica: values, and gradients (NULL and 0 for an
  * untrained parameter). Both hold exactly the parameter's bytes, are aligned to the element, and are memory
- * of the replica's device. No two buffers share memory; only dsgd_start checks this. dsgd_bind may be called
- * again between steps.
+ * of the replica's device. No two buffers share memory: dsgd_bind checks the two that it gets, and dsgd_start
+ * all of them. dsgd_bind may be called again between steps.
  *
  * dsgd_start reads the values of rank 0's first replica and writes all others. A step reads the gradient and
  * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
@@ -674,7 +679,8 @@ DSGD_API void dsgd_memory_free(dsgd_memory *memory);            /* NULL is fine 
 struct DLManagedTensorVersioned;
 
 /* Binds tensors, as dsgd_bind binds buffers. `gradient` is NULL for an untrained parameter. Device, dtype,
- * shape and contiguity are checked. The value tensor must not be read-only.
+ * shape and contiguity are checked. The value tensor must not be read-only, and with the optimizer "none" the
+ * gradient tensor neither.
  * Ownership: on success dsgd owns both tensors. It calls their deleters when other buffers are bound, or when
  * the session is freed; on a GPU it first waits until the device no longer uses them. A deleter may run on
  * any thread, also within a call of this library. On failure the tensors stay the caller's.
@@ -684,7 +690,8 @@ DSGD_API int32_t dsgd_bind_dlpack(dsgd_replica *replica, dsgd_parameter *paramet
                                   struct DLManagedTensorVersioned *value,
                                   struct DLManagedTensorVersioned *gradient, dsgd_error **error);
 
-/* Returns tensors over the buffers of dsgd_alloc. `gradient` may be NULL.
+/* Returns tensors over the buffers of dsgd_alloc. `gradient` may be NULL, and must be for an untrained
+ * parameter.
  * Ownership: each tensor keeps the buffers mapped until its deleter is called.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_STATE (dsgd_alloc was not called for this parameter and replica). */
@@ -705,12 +712,14 @@ DSGD_API int32_t dsgd_export_dlpack(dsgd_replica *replica, dsgd_parameter *param
  * torch.nn.utils.clip_grad_norm_ does. A loss scale is taken out first. With clip_norm every worker updates
  * and keeps optimizer state, also under "ps". "none" refuses clip_norm: clip in the host's optimizer.
  * Threads: one thread at a time.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (the message names the nearest name or key). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (the message names the nearest name or key), DSGD_ERR_STATE (after
+ * start). */
 DSGD_API int32_t dsgd_optimizer_set(dsgd_session *session, const char *name, const char *options,
                                     dsgd_error **error);
 
-/* Sets the learning rate from the next step on, equal on all workers (the step checks).
- * Threads: one thread at a time. */
+/* Sets the learning rate from the next step on, equal on all workers (the step checks): 0 or more, finite.
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_STATE (during a step). */
 DSGD_API int32_t dsgd_learning_rate_set(dsgd_session *session, double rate, dsgd_error **error);
 
 /* Returns the factor by which the host multiplies its loss before the next backward pass, or a negative code.
@@ -743,25 +752,26 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  * Threads: one thread at a time.
  * Blocks: with `op` NULL, up to `step_timeout`.
  * Errors: DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job), DSGD_ERR_MISMATCH,
- * DSGD_ERR_STATE (a step is in flight), and those of dsgd_step. */
+ * DSGD_ERR_STATE (a step is in flight), DSGD_ERR_LIMIT ("ps" cuts the model into more than 262144 ranges, and
+ * views can change), and those of dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options,
                                    const dsgd_op_options *op_options, dsgd_op **op, dsgd_error **error);
 
 /* Starts training: compares the workers and gives every replica of every worker the values of rank 0's first
  * replica. When the call has ended, the values are in place. Collective.
  *
- * All workers must agree on protocol, library, parameters, optimizer and strategy, and on the configuration's
- * `fingerprint`, where a host can put the versions of its own code and libraries. Every parameter of every
- * replica must be bound. Where one is not, the other workers' calls fail, too (DSGD_ERR_MISMATCH, with that
- * worker's rank), and all may call it again. On a GPU, values are read after the work that the host has
- * enqueued on its default stream; wait for other streams before. With `op`, the buffers are dsgd's, and the
- * model cannot be changed, until the op has ended.
+ * All workers must agree on protocol, library, parameters, optimizer and strategy, on the configuration keys
+ * that `dsgd config` calls equal on all workers, and on the key `fingerprint`, where a host can put the
+ * versions of its own code and libraries. Every parameter of every replica must be bound. Where one is not,
+ * the other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again.
+ * On a GPU, values are read after the work that the host has enqueued on its default stream; wait for other
+ * streams before. With `op`, the buffers are dsgd's, and the model cannot be changed, until the op has ended.
  * Threads: one thread at a time.
  * Blocks: with `op` NULL, up to `step_timeout`.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called
  * twice, no replica, a parameter not bound), DSGD_ERR_INVALID_ARGUMENT and DSGD_ERR_UNSUPPORTED (strategy,
- * algorithm or optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_NO_MEMORY,
- * DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
+ * algorithm or optimizer cannot serve these parameters, replicas and workers), DSGD_ERR_LIMIT (as
+ * dsgd_strategy_set), DSGD_ERR_NO_MEMORY, DSGD_ERR_WORKER_LOST, DSGD_ERR_TIMEOUT, DSGD_ERR_ABORTED. */
 DSGD_API int32_t dsgd_start(dsgd_session *session, const dsgd_op_options *options, dsgd_op **op,
                             dsgd_error **error);
 
@@ -868,7 +878,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                overwrites a value that changed at a worker other than its owner.
  * Threads: one thread at a time.
  * Blocks: up to `step_timeout`.
- * Errors: DSGD_ERR_STATE (before start), DSGD_ERR_MISMATCH (rates, weights or settings differ),
+ * Errors: DSGD_ERR_STATE (before start, or while a step, dsgd_start, dsgd_strategy_set or
+ * dsgd_checkpoint_load is in flight), DSGD_ERR_MISMATCH (rates, weights or settings differ),
  * DSGD_ERR_NON_FINITE, DSGD_ERR_WORKER_LOST, DSGD_ERR_DIVERGED, DSGD_ERR_CORRUPTED, DSGD_ERR_TIMEOUT,
  * DSGD_ERR_ABORTED, DSGD_ERR_TORN. */
 DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_result *result,
@@ -889,7 +900,8 @@ DSGD_API int32_t dsgd_step(dsgd_session *session, double weight, dsgd_step_resul
  *   NCCL         Use no other communicator on these GPUs (such as PyTorch's) from here to the end of the op,
  *                unless the gradients wait for its work in the stream in which they are marked. Two
  *                communicators that workers launch in different orders may wait for each other for ever.
- * Threads: one thread at a time. */
+ * Threads: one thread at a time.
+ * Errors: DSGD_ERR_STATE (as dsgd_step). The op ends with the other errors of dsgd_step. */
 DSGD_API int32_t dsgd_step_begin(dsgd_session *session, double weight, const dsgd_op_options *options,
                                  dsgd_op **op, dsgd_error **error);
 
@@ -1078,8 +1090,8 @@ DSGD_API int32_t dsgd_barrier(dsgd_session *session, dsgd_group *group, const ds
  * weights. */
 typedef struct dsgd_object dsgd_object;
 
-/* Copies `data` to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all workers have it. One
- * worker calls it (not collective).
+/* Copies `data`, in host memory, to every worker under `name`, UTF-8 of 1 to 1024 bytes; ends when all
+ * workers have it. One worker calls it (not collective).
  *
  * `dtype` (enum dsgd_dtype) and `shape` tell the receivers, which may be in other languages, that `data` is
  * an array of up to 64 dimensions in row-major order; ndim 0 is a scalar. dtype -1 with ndim 0 means bytes
@@ -1132,8 +1144,8 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * alone, and worker r of W takes every W-th index from the r-th on.
  *
  * A shard belongs to the session that it was made for, and is split over the workers of that session's view.
- * A step uses the indices that dsgd_shard_next has returned on a worker since its step before, until it calls
- * dsgd_step or dsgd_step_begin. A shard may outlive its session, and then keeps the last split.
+ * The indices that a worker draws between two of its calls of dsgd_step or dsgd_step_begin belong to the
+ * second of these steps. A shard may outlive its session, and then keeps the last split.
  *
  * When the job goes on in a new view, the shards of all workers deal out the rest of the epoch again. A
  * worker keeps the indices that it has drawn. If a worker is lost, the indices that it drew for steps that a
@@ -1152,7 +1164,8 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  * dsgd_shard_position is exact again when the next epoch begins; a checkpoint is always exact.
  *
  * If the lists of samples are too long for one message of 64 KiB, which takes several hundred workers, a
- * warning says so, and shards keep the split that they had.
+ * warning says so, shards keep the split that they had, and the unused samples of lost workers are skipped in
+ * this epoch.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 
@@ -1166,14 +1179,15 @@ DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, u
                                 dsgd_shard **shard, dsgd_error **error);
 
 /* Goes to the beginning of an epoch: 0, 1, 2, ...
- * Blocks: as dsgd_shard_next. */
+ * Blocks: as dsgd_shard_next.
+ * Errors: as dsgd_shard_next. */
 DSGD_API int32_t dsgd_shard_epoch(dsgd_shard *shard, uint64_t epoch, dsgd_error **error);
 
 /* Goes to a position in an epoch's order of all samples: the workers together have read the first `position`
  * indices, and worker r of W takes every W-th of the rest from the r-th on. A job can thus resume in
  * mid-epoch with another number of workers. All workers pass the same epoch and position.
  * Blocks: as dsgd_shard_next.
- * Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples). */
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (position > samples), and those of dsgd_shard_next. */
 DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t position, dsgd_error **error);
 
 /* Returns the position of all workers together in the epoch, for dsgd_shard_seek.
@@ -1221,7 +1235,8 @@ DSGD_API uint64_t dsgd_shard_current_epoch(const dsgd_shard *shard);
  *
  * Tensors are named as parameters ("dense.weight"). State is named as in PyTorch, behind a space
  * ("dense.weight exp_avg"), with "master_value" for float32 master values. A tensor of more than 1 MiB may
- * be cut; a part is one-dimensional, and its name ends with its elements ("dense.weight [0:65536]"). */
+ * be cut, and so may smaller state under "ps". A part is one-dimensional, and its name ends with its elements
+ * ("dense.weight [0:65536]"). */
 
 /* Saves a checkpoint of the model as it is between two steps. Collective: all workers call it between the
  * same steps.
@@ -1234,8 +1249,9 @@ DSGD_API uint64_t dsgd_shard_current_epoch(const dsgd_shard *shard);
  * Blocks: for the copy, and with `op` NULL until the checkpoint exists, up to the deadline of `options`.
  * Errors: DSGD_ERR_EXISTS (the folder has a checkpoint of this or a later step), DSGD_ERR_IO,
  * DSGD_ERR_NOT_FOUND (a worker does not see the folder that rank 0 has made), DSGD_ERR_STATE (before start,
- * or a step in flight), DSGD_ERR_INVALID_ARGUMENT (no folder), DSGD_ERR_TIMEOUT, DSGD_ERR_NO_MEMORY for the
- * copy, which ends the call alone, and those of collectives. */
+ * or a step in flight), DSGD_ERR_TORN and DSGD_ERR_DIVERGED (the steps have ended with it),
+ * DSGD_ERR_INVALID_ARGUMENT (no folder), DSGD_ERR_LIMIT (more than 1024 data shards), DSGD_ERR_TIMEOUT,
+ * DSGD_ERR_NO_MEMORY for the copy, which ends the call alone, and those of collectives. */
 DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
                                       const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 
@@ -1314,9 +1330,10 @@ typedef struct dsgd_head dsgd_head;
  * Blocks: to resolve a host name in `head`, up to `init_timeout`; for the first answer of etcd, up to a
  * quarter of its lease, and at most 5 s, for each server.
  * Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_UNREACHABLE (an unknown host name, or an address of another
- * machine), DSGD_ERR_TIMEOUT (the host name was not resolved); for `head_state` DSGD_ERR_EXISTS (another head
- * uses it), DSGD_ERR_CORRUPTED (damaged, or another file), DSGD_ERR_MISMATCH (of a job with other keys,
- * another token or another port, or the server is not etcd), DSGD_ERR_IO, DSGD_ERR_NOT_FOUND (its folder),
+ * machine), DSGD_ERR_TIMEOUT (the host name was not resolved), DSGD_ERR_LIMIT (file descriptors),
+ * DSGD_ERR_UNSUPPORTED (as dsgd_init); for `head_state` DSGD_ERR_EXISTS (another head uses it),
+ * DSGD_ERR_CORRUPTED (damaged, or another file), DSGD_ERR_MISMATCH (of a job with other keys, another token
+ * or another port, or the server is not etcd), DSGD_ERR_IO, DSGD_ERR_NOT_FOUND (its folder),
  * DSGD_ERR_UNREACHABLE and DSGD_ERR_TIMEOUT (etcd), DSGD_ERR_STATE (etcd refuses a request),
  * DSGD_ERR_UNSUPPORTED (no libcurl). */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
@@ -1365,7 +1382,7 @@ DSGD_API void dsgd_head_free(dsgd_head *head);
  * Blocks: up to timeout_ms; -1: up to `init_timeout`.
  * Errors: DSGD_ERR_UNREACHABLE (no head there), DSGD_ERR_UNAUTHORIZED (token, job), DSGD_ERR_MISMATCH
  * (another version of dsgd), DSGD_ERR_STATE (a worker, not a head), DSGD_ERR_TIMEOUT, DSGD_ERR_WORKER_LOST
- * (the connection broke), DSGD_ERR_IO (TLS). */
+ * (the connection broke), DSGD_ERR_UNSUPPORTED (as dsgd_init). */
 DSGD_API int32_t dsgd_job_status(const dsgd_config *config, int32_t timeout_ms, char **text,
                                  dsgd_error **error);
 

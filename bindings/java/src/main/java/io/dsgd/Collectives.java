@@ -17,7 +17,7 @@ public abstract sealed class Collectives permits Session, Channel {
 
   abstract Session session();
 
-  /** Of each operation: user data, timeout_ms, channel. Null is the defaults. */
+  /** Of each operation: user data, timeout_ms, channel, stream. Null is the defaults. */
   abstract long[] options();
 
   /** In place: every worker ends with the reduction of all workers' data. */

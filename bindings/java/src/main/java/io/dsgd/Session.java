@@ -20,8 +20,9 @@ import java.util.function.LongFunction;
  *
  * <p>All methods may be called from any thread. Methods that C allows only one at a time (setup,
  * steps) are serialized. Workers must still call collectives, and {@link #start} and steps, in the same
- * order. Blocking calls end by themselves, at {@code step_timeout} at the latest, and when another
- * thread closes the session. An interrupt ends them within 20 ms with an InterruptedException;
+ * order. Blocking calls end by themselves, at {@code step_timeout} at the latest ({@link #close} and
+ * {@link #pollLog} have limits of their own), and when another thread closes the session. An
+ * interrupt ends them within 20 ms with an InterruptedException;
  * the operation that they began goes on, and its buffers stay dsgd's until it ends or the session is
  * closed. {@link #close()} gives operations in flight a second and does not react to an interrupt. A
  * setup method that waits for another thread's step throws a DsgdException of {@link Status#STATE}
@@ -287,7 +288,8 @@ public final class Session extends Collectives implements AutoCloseable {
    * The optimizer, before start: {@code sgd}, {@code adam}, {@code adamw}, or {@code none}, which
    * writes the mean gradient to the gradient buffers of every replica.
    *
-   * @param options "key=value" words as in PyTorch, {@code lr=0.1 momentum=0.9}; null for defaults
+   * @param options "key=value" words, {@code lr=0.1 momentum=0.9}; null for defaults. dsgd_optimizer_set in
+   *     dsgd.h lists them
    */
   public void setOptimizer(String name, String options) {
     inTurn(s -> Raw.dsgd_optimizer_set(s, name, options));

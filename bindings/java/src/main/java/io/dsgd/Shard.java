@@ -61,8 +61,8 @@ public final class Shard implements AutoCloseable {
 
   /** Up to {@code max} next indices; empty when the epoch is over. */
   public long[] next(int max) {
-    if (max < 0) {
-      throw DsgdException.invalid("max is " + max + "; ask for 0 or more indices");
+    if (max < 1) {
+      throw DsgdException.invalid("max is " + max + "; ask for 1 or more indices");
     }
     long[] indices = new long[max];
     return Arrays.copyOf(indices, next(indices));
