@@ -107,8 +107,8 @@ int32_t dsgd_close(dsgd_session* session, int32_t timeout_ms, dsgd_error** error
 }
 
 void dsgd_session_free(dsgd_session* session) {
-  // Other threads may be in calls on the session: these end now.
-  dsgd_close(session, 0, nullptr);
+  // Other threads may be in calls on the session: these end now. A plug-in function cannot free its session.
+  if (dsgd_close(session, 0, nullptr) == DSGD_ERR_STATE) return;
   if (dsgd::capi::is_handle(session) && session->invalidate() && session->release()) delete session;
 }
 

@@ -224,17 +224,19 @@ Status Session::Impl::join_timeout_error(const std::string& limit, const std::st
 
 // ---- calls
 
+Status Session::Impl::check_not_on_loop() {
+  if (!opened || ended || !loop().on_loop()) return {};
+  return Status(Code::kState,
+                "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
+                "returned");
+}
+
 Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   status_ = impl_.environment->alive();
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
-  if (impl_.opened && !impl_.ended && impl_.loop().on_loop()) {  // it would wait for itself
-    status_ =
-        Status(Code::kState,
-               "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
-               "returned");
-    return;
-  }
+  status_ = impl_.check_not_on_loop();
+  if (!status_.ok()) return;
   if (use == kAlways ? impl_.ended : impl_.closing) {
     status_ = closed_status();
     return;
@@ -268,6 +270,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(impl.call_mutex);
     if (impl.closed) return impl.diverged;
+    DSGD_RETURN_IF_ERROR(impl.check_not_on_loop());
     impl.closing = true;
     const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
     impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
@@ -525,6 +528,7 @@ Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
                                                                     std::chrono::milliseconds timeout) {
   Impl::Call call(*impl_, Impl::Call::kAlways);
   if (Status status = alive(); !status.ok()) return status;
+  if (call.status().code() == Code::kState) return call.status();
   const bool usable = call.status().ok();
   const transport::Time deadline =
       !usable || timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;

@@ -167,7 +167,8 @@ struct Session::Impl {
   void end_join(const Status& status);
   void enter_view();  // takes the worker's view
   Status join_timeout_error(const std::string& limit, const std::string& progress);  // it did not end in time
-  Status joined();  // kState while the session is joining; why it has not joined
+  Status joined();             // kState while the session is joining; why it has not joined
+  Status check_not_on_loop();  // kState on the session's own loop, which would wait for itself
   // `may_wait`: for the last step to be final, and for the comparison of values.
   void leave(transport::Time deadline, bool may_wait);
   bool has_failed();

@@ -97,8 +97,13 @@ TEST(Plugin, ACallOfTheSessionInsideAPluginsFunctionIsRefused) {
             config, "mine",
             [](void* user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule* schedule) -> int32_t {
               auto* host = static_cast<Host*>(user);
+              dsgd_op* op = nullptr;
+              size_t ended = 0;
               host->refused +=
-                  dsgd_barrier(host->session, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_STATE;
+                  dsgd_barrier(host->session, nullptr, nullptr, nullptr, nullptr) == DSGD_ERR_STATE &&
+                  dsgd_queue_poll(host->session, &op, 1, 0, &ended, nullptr) == DSGD_ERR_STATE &&
+                  dsgd_close(host->session, 0, nullptr) == DSGD_ERR_STATE;
+              dsgd_session_free(host->session);
               return ring_plugin(nullptr, rank, size, count, schedule);
             },
             mine);
