@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/integer.h"
+#include "core/base/json.h"
 #include "core/base/text.h"
 #include "core/checkpoint/safetensors.h"
 
@@ -224,7 +225,7 @@ Result<Manifest> read_manifest(std::string_view text) {
       !read_hex(tail.substr(kChecksumField.size(), kChecksumDigits), &checksum))
     return bad_manifest("does not end with its checksum");
   if (checksum != XXH3_64bits(body.data(), body.size())) return bad_manifest("does not match its checksum");
-  const json parsed = json::parse(text, nullptr, false);
+  const json parsed = parse_json(text);
   Fields from(parsed, "the manifest");
   std::string format;
   uint64_t version = 0;
@@ -248,6 +249,7 @@ Result<Manifest> read_manifest(std::string_view text) {
   from.read_list("shards", &manifest.shards, read_shard);
   from.read_list("files", &manifest.files, read_file_entry);
   if (!from.status().ok()) return from.status();
+  if (manifest.loss_scale == 0) return bad_manifest("has a loss scale of 0");
   manifest.view = static_cast<int64_t>(view);
   manifest.workers = static_cast<int32_t>(workers);
   for (const auto& shard : manifest.shards)

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/json.h"
 #include "core/base/text.h"
 
 namespace dsgd::checkpoint {
@@ -117,7 +118,7 @@ Result<uint64_t> read_header_length(std::span<const std::byte> first, uint64_t f
 }
 
 Result<std::vector<StoredTensor>> read_header(std::string_view header, uint64_t data_nbytes) {
-  const json parsed = json::parse(header, nullptr, false);
+  const json parsed = parse_json(header);
   if (!parsed.is_object()) return bad_header("is not a JSON object");
   std::vector<StoredTensor> tensors;
   for (const auto& [name, description] : parsed.items()) {

@@ -114,8 +114,26 @@ Result<Manifest::File> Store::write_file(uint64_t step, const std::string& name,
   return file;
 }
 
+// A worker that was stopped may go on when the job has taken it out and saves the step anew.
+Status Store::check_unchanged(const std::string& folder, const Manifest& manifest) {
+  auto names = files_.list(folder);
+  if (!names.ok()) return names.status();
+  bool unchanged = std::find(names->begin(), names->end(), kManifest) == names->end();
+  for (const Manifest::File& file : manifest.files) {
+    if (!unchanged) break;
+    auto written = files_.open(folder + '/' + file.name);
+    unchanged = written.ok() && written.value()->nbytes() == file.nbytes;
+  }
+  if (unchanged) return {};
+  return Status(Code::kExists,
+                "'" + folder +
+                    "' was changed while this worker saved its checkpoint there; another job, "
+                    "or the job after it has gone on without this worker, saves to the folder");
+}
+
 Status Store::publish(const Manifest& manifest) {
   const std::string folder = path(manifest.step), text = write_manifest(manifest);
+  DSGD_RETURN_IF_ERROR(check_unchanged(folder, manifest));
   if (text.size() > kLargestManifest)
     return Status(Code::kLimit, "the manifest has " + std::to_string(text.size()) + " bytes, at most " +
                                     std::to_string(kLargestManifest) + " are possible");

@@ -23,7 +23,8 @@ class Store {
   // Writes one file of a checkpoint; returns its size and checksum.
   Result<Manifest::File> write_file(uint64_t step, const std::string& name,
                                     std::span<const std::span<const std::byte>> parts);
-  // By one worker, when all files are written: from then on the checkpoint exists.
+  // By one worker, when all files are written: from then on the checkpoint exists. kExists if it exists, or
+  // if the files have been changed.
   Status publish(const Manifest& manifest);
   // Removes all but the newest `keep` checkpoints up to `step`; 0 keeps all.
   Status retain(uint64_t keep, uint64_t step);
@@ -45,6 +46,7 @@ class Store {
   };
   Result<std::vector<Entry>> entries();  // by step
   Status remove(const Entry& entry);
+  Status check_unchanged(const std::string& folder, const Manifest& manifest);
 
   transport::Files& files_;
   const std::string folder_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/address.h"
+#include "core/base/json.h"
 #include "core/base/text.h"
 #include "transport/base/base64.h"
 
@@ -17,14 +18,6 @@ using transport::Duration;
 using transport::HttpAnswer;
 
 constexpr std::string_view kScheme = "etcd://";
-
-// Answers of etcd have few levels. Deeper parts are left out, for they may take a hundred times the memory of
-// their text.
-json parse(const std::string& text) {
-  constexpr int kMostLevels = 10;
-  const auto is_kept = [](int level, json::parse_event_t, const json&) { return level <= kMostLevels; };
-  return json::parse(text, is_kept, false);
-}
 
 // Null if it is not there.
 const json& member_of(const json& object, const char* name) {
@@ -139,7 +132,7 @@ bool refuses(int64_t code, std::string_view text) {
 Status failure_of(const std::string& server, const HttpAnswer& answer) {
   // {"error": TEXT, "code": N}; since etcd 3.5 perhaps {"message": TEXT, "code": N}; in a stream
   // {"error": {"message": TEXT, "grpc_code": N}}.
-  const json body = parse(answer.body);
+  const json body = parse_json(answer.body);
   const json& error = member_of(body, "error");
   const json& holder = error.is_object() ? error : body;
   const json& text = error.is_string() ? error : member_of(holder, "message");
@@ -220,7 +213,7 @@ template <typename T, typename Read>
 Etcd::OnAnswer Etcd::reads(const char* question, Done<T> done, Read read) {
   return [this, question, done = std::move(done), read](Result<std::string> answer, uint64_t attempt) {
     if (!answer.ok()) return done(answer.status());
-    std::optional<T> value = read(parse(answer.value()));
+    std::optional<T> value = read(parse_json(answer.value()));
     if (value) return done(std::move(*value));
     note_failure(attempt);
     done(Status(Code::kMismatch, "the server at " + server(attempt) + " sent an invalid answer to " +

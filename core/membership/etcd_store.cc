@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/describe.h"
+#include "core/base/json.h"
 #include "core/base/text.h"
 #include "core/membership/head_record.h"
 
@@ -24,7 +25,7 @@ std::string leader_text(const std::string& address) { return json{{"head", addre
 
 std::string address_of(const std::string& leader) {
   constexpr size_t kMostBytes = 4096;
-  const json text = leader.size() > kMostBytes ? json() : json::parse(leader, nullptr, false);
+  const json text = leader.size() > kMostBytes ? json() : parse_json(leader);
   const auto head = text.find("head");
   return head != text.end() && head->is_string() ? printable(head->get<std::string>()) : "an unknown address";
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/json.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensor_name.h"
@@ -39,6 +40,15 @@ TEST(Safetensors, MetadataOfOtherWritersIsSkipped) {
       R"({"__metadata__":{"format":"pt"},"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", 3);
   ASSERT_TRUE(tensors.ok());
   EXPECT_EQ(tensors.value().size(), 1u);
+}
+
+TEST(Safetensors, DeepHeadersTakeLittleMemory) {
+  const std::string levels(1 << 20, '[');
+  EXPECT_FALSE(read_header(levels, 0).ok());
+  EXPECT_FALSE(parse_json(levels).is_array());
+  const std::string deep = R"({"__metadata__":)" + std::string(1000, '[') + std::string(1000, ']') + "}";
+  EXPECT_TRUE(read_header(deep, 0).ok()) << "the part is left out";
+  EXPECT_LT(parse_json(deep).dump().size(), 100u);
 }
 
 TEST(Safetensors, BadHeadersAreErrors) {
@@ -173,6 +183,7 @@ TEST(Manifests, FieldsThatAreMissingOrWrongAreNamed) {
       {{"\"begin\":32", "\"begin\":1438"}, "'begin' in entry 0 of 'shards'"},
       {{"\"name\":\"shard-0", "\"name\":\"../hard-0"}, "'name' in entry 0 of 'files'"},
       {{"\"xxh3\":\"fedc", "\"xxh3\":\"FEDC"}, "'xxh3' in entry 0 of 'files'"},
+      {{"\"loss_scale\":65536.0", "\"loss_scale\":0.0"}, "loss scale of 0"},
       {{"\"learning_rate\":0.1", "\"learning_rate\":1e999"}, "manifest"},
   };
   for (const auto& [change, expected] : cases) {

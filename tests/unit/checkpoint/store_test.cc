@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "tests/unit/checkpoint/memory_files.h"
@@ -53,6 +55,25 @@ TEST(Store, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(checkpoints(*disk), (std::vector<std::string>{"dir/step-0000000004", "dir/step-0000000005"}));
   EXPECT_EQ(disk->files.size(), 4u);
   EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000004", "dir/step-0000000005"}));
+}
+
+// A worker that was stopped before it published goes on when the others have saved the step without it.
+TEST(Store, PublishesNothingWhereTheFilesAreNotThoseThatItSaved) {
+  const auto disk = std::make_shared<MemoryDisk>();
+  MemoryFiles files(disk);
+  Store store(files, "dir");
+  ASSERT_TRUE(save(files, 1).ok());
+  Manifest late = store.find()->manifest;
+  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "the step is saved";
+  late.step = 2;
+  late.files[0].nbytes += 1;
+  ASSERT_TRUE(store.prepare(2).ok());
+  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "there is no file";
+  const std::string other = "of the others";
+  const auto part = std::as_bytes(std::span(other));
+  ASSERT_TRUE(store.write_file(2, late.files[0].name, {&part, 1}).ok());
+  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "the file has another size";
+  EXPECT_EQ(store.find()->manifest.step, 1u);
 }
 
 TEST(Store, LeavesFilesOfOthersAlone) {
