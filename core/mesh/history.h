@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 
@@ -37,8 +38,11 @@ class History {
                       operations_.lower_bound(operation_number(call, 0)));
   }
   void note_failure(uint64_t operation, const Status& cause) {
-    failed_.try_emplace(operation, cause);
-    if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
+    if (!failed_.try_emplace(operation, cause).second) return;
+    failures_.push_back(operation);
+    if (failures_.size() <= kRememberedFailures) return;
+    failed_.erase(failures_.front());
+    failures_.pop_front();
   }
   // Returns why this operation failed, or else why another one of its call did; null if none failed.
   const Status* failure_of(uint64_t operation) const {
@@ -53,6 +57,7 @@ class History {
   std::set<uint64_t> calls_;           // ended calls above the lowest one that has not ended
   std::set<uint64_t> operations_;      // that have ended, of calls that have not
   std::map<uint64_t, Status> failed_;  // the newest, by operation, for chunks that come late
+  std::deque<uint64_t> failures_;      // the keys of failed_, the oldest first
 };
 
 }  // namespace dsgd

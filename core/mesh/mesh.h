@@ -28,7 +28,7 @@ class Mesh {
   // Opens the mesh for `view`: peers may be dialled and operations begun from now on.
   Status open(const transport::JoinReply& view) {
     Status status = peers.open(view);
-    if (status.ok() && peers.size() > 1) watch_.watch();
+    if (status.ok() && (peers.size() > 1 || peers.options().views_change)) watch_.watch();
     return status;
   }
   // Ends all operations with `why`. The next ones are those of another view.

@@ -121,7 +121,8 @@ void Peers::change_view(const transport::JoinReply& view) {
     peers_.push_back(found == known.end() ? std::make_shared<Peer>(rank) : std::move(*found));
     Peer& peer = *peers_.back();
     peer.rank = rank;
-    if (!peer.broken.ok()) peer.channel = nullptr;  // to be dialled again
+    // To be dialled again. Callbacks of its calls may be posted already, and still come.
+    if (!peer.broken.ok() && peer.channel) close_in_callback(loop(), std::move(peer.channel));
     peer.broken = {};
   }
   departures_.begin_view();
