@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <numeric>
 #include <set>
@@ -284,8 +285,11 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!known.ok()) return respond(known.status());
     Worker& worker = *known.value();
     if (!worker.learner) return acknowledge(respond);  // it has not heard of the view yet
-    if (Status ending = refusal_at_end(worker.info); !ending.ok()) return respond(std::move(ending));
+    // With a rank: the head has answered, so the connection is not lost (is_lost_connection()).
+    if (Status ending = refusal_at_end(worker.info); !ending.ok())
+      return respond(std::move(ending).with_rank(worker.info.rank, worker.info.host));
     worker.learner = false;
+    worker.info.rank = std::numeric_limits<int32_t>::max();  // the last one
     transport::WatchReply change = workers.members_in_view();
     worker.info.rank = rank_of(change.members, worker.info.worker_id);
     change.news = Status(Code::kViewChanged, describe_member(worker.info) + " has joined the job")

@@ -632,11 +632,15 @@ void Member::on_present_view(std::function<void()> changed) { impl_->notify_pres
 
 JoinReply Member::present_view() const {
   JoinReply view = impl_->present;
+  const int32_t host = view.head_rank < 0 ? -1 : view.members[static_cast<size_t>(view.head_rank)].number;
   std::erase_if(view.members, [this](const transport::MemberInfo& member) {
     return std::count(impl_->departed.begin(), impl_->departed.end(), member.number) > 0;
   });
-  for (size_t rank = 0; rank < view.members.size(); ++rank)
+  view.head_rank = -1;
+  for (size_t rank = 0; rank < view.members.size(); ++rank) {
     view.members[rank].rank = static_cast<int32_t>(rank);
+    if (host >= 0 && view.members[rank].number == host) view.head_rank = static_cast<int32_t>(rank);
+  }
   view.rank = static_cast<int32_t>(view.members.size()) - 1;
   return view;
 }

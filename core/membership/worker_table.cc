@@ -95,9 +95,14 @@ transport::WatchReply WorkerTable::members_in_view() const {
   transport::WatchReply change;
   for (const Worker& worker : workers_) {
     if (!worker.in_view()) continue;
-    MemberInfo& member = change.members.emplace_back(worker.info);
-    member.rank = static_cast<int32_t>(change.members.size() - 1);
-    if (worker.info.number == host_) change.head_rank = member.rank;
+    change.members.push_back(worker.info);
+  }
+  // In the order of the earlier view.
+  std::stable_sort(change.members.begin(), change.members.end(),
+                   [](const MemberInfo& a, const MemberInfo& b) { return a.rank < b.rank; });
+  for (size_t rank = 0; rank < change.members.size(); ++rank) {
+    change.members[rank].rank = static_cast<int32_t>(rank);
+    if (change.members[rank].number == host_) change.head_rank = static_cast<int32_t>(rank);
   }
   return change;
 }

@@ -370,7 +370,11 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   member_->on_left([this](int32_t rank, uint64_t call) { engine_->note_departure(rank, call); });
   member_->on_view(
       [this](const transport::JoinReply& view, const Status& why) { engine_->change_view(view, why); });
-  member_->on_present_view([this] { engine_->check_sources(); });
+  member_->on_present_view([this] {
+    enter(member_->present_view());
+    if (on_view_) on_view_();
+    engine_->check_sources();
+  });
   engine_->on_view([this](const transport::JoinReply& view) {
     enter(view);
     if (on_view_) on_view_();
@@ -378,7 +382,8 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   engine_->on_loss([this](int32_t unreachable, const Status& cause, bool silent) {
     if (!member_) return false;
     if (unreachable < 0) return member_->has_head();
-    return member_->report_cut(view_.members[static_cast<size_t>(unreachable)].worker_id, cause, silent);
+    const auto& members = mesh_->members().view().members;
+    return member_->report_cut(members[static_cast<size_t>(unreachable)].worker_id, cause, silent);
   });
   engine_->on_verdict_due(
       [this](transport::Time reported) { return member_ ? member_->verdict_due(reported) : reported; });

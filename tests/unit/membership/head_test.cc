@@ -1189,6 +1189,21 @@ TEST_F(LearnerTest, HearsOfViewsBeforeItsOwnAndHasItsRankInTheViewItEnters) {
   EXPECT_EQ(change(3).members[2].number, 3);
 }
 
+TEST_F(LearnerTest, TheLastToEnterIsTheLastRank) {
+  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, 2, 5}, nullptr);
+  remotes_.clear();
+  most_ = 5;
+  begin();
+  Remote &w3 = learn("w3"), &w4 = learn("w4");
+  EXPECT_TRUE(call(w4.control, transport::Enter{4, 1}).ok());
+  watch(0, 1);
+  EXPECT_TRUE(call(w3.control, transport::Enter{3, 1}).ok());
+  ASSERT_TRUE(at(0).watch.ok());
+  ASSERT_EQ(change(0).members.size(), 5u);
+  EXPECT_EQ(change(0).members[3].worker_id, "w4");
+  EXPECT_EQ(change(0).members[4].worker_id, "w3");
+}
+
 TEST_F(LearnerTest, ALossMayBeMadeGoodButNoMoreThanMaxWorkersAreInTheJob) {
   learn("w3");
   Remote& w4 = learn("w4");
@@ -1232,7 +1247,9 @@ TEST_F(LearnerTest, AWorkerEntersAfterOthersHaveLeft) {
 TEST_F(LearnerTest, NoneEntersAJobThatIsEnding) {
   Remote& w3 = learn("w3");
   for (int i = 0; i < 3; ++i) leave(i);
-  EXPECT_EQ(call(w3.control, transport::Enter{3, 1}).status().code(), Code::kUnreachable);
+  const Answer refused = call(w3.control, transport::Enter{3, 1});
+  EXPECT_EQ(refused.status().code(), Code::kUnreachable);
+  EXPECT_GE(refused.status().rank(), 0) << "else it would count as a lost connection";
   EXPECT_EQ(learn("w4").join.status().code(), Code::kUnreachable);
 }
 
