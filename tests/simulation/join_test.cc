@@ -86,6 +86,7 @@ class JoinedJob {
                         {"min_workers", "1"},
                         {"max_workers", std::to_string(job.workers + job.joiners)},
                         {"step_timeout", "20s"},
+                        {"receive_memory", "64M"},
                         {"bucket_size", "64K"}};
     for (const auto& [key, value] : job.settings) options.settings[key] = value;
     options.network.delay = job.delay;
@@ -282,11 +283,20 @@ TEST(Join, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
       .settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "2"}, {"step_timeout", "60s"}},
       .network = {.delay = {1ms, 1ms}}};
   Cluster cluster(options, [](Cluster& cluster, Session& session, int rank) {
-    Cluster::train(cluster, session, rank, 1000);
+    const int64_t count = 100;
+    Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+    const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+    if (!cluster.note(rank, "start", [&] { return session.start(); })) return;
+    StepResult result;
+    for (auto k = session.info().steps; k < 400; ++k) {
+      cluster.pass_time(rank, 5ms);
+      if (!cluster.note(rank, "step " + std::to_string(k), [&] { return session.step(1, &result); })) return;
+    }
   });
   ASSERT_TRUE(cluster.run_until_noted(0, "step 10", 30s));
   cluster.start_worker(1);
-  ASSERT_TRUE(cluster.run_until_noted(1, "step 3", 30s)) << cluster.history(1);
+  ASSERT_TRUE(cluster.run_until_noted(1, "start", 30s)) << cluster.history(1);
+  cluster.world.run_for(100ms);
   const Time cut = cluster.world.now();
   cluster.world.block(cluster.process(0), cluster.process(1));
   cluster.world.block(cluster.process(1), cluster.process(0));
