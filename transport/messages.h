@@ -321,6 +321,7 @@ struct HeadRecord {
   std::string job_nonce;
   TokenDigest token_digest{};  // of the job's token and this nonce
   uint64_t view = 0;
+  bool paused = false;          // as in the WatchReply of this view
   uint32_t joined = 0;          // workers that ever joined; their numbers are 0, 1, ...
   std::vector<Worker> workers;  // by number; without most of those that were lost
   uint64_t confirmed = 0;       // news that all workers have confirmed; `news` are the later ones

@@ -538,6 +538,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     record.max_workers = options.max_workers;
     record.job_nonce = job_nonce;
     record.token_digest = transport::token_digest(options.token, job_nonce);
+    record.paused = rejoin_timer != 0;
     workers.write(&record);
     news.write(&record);
     return record;
@@ -559,7 +560,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                  " (lease) to come back, and the first one " + describe_duration(options.head_timeout) +
                  " (head_timeout)");
     if (broken) end_after_lease();
-    if (!broken && workers.members_in_view().members.size() < options.min_workers)
+    if (!broken && record.paused)
       wait_for_others(Status(Code::kWorkerLost, "workers were lost before the head came back"));
     detector->schedule_check();
     end_if_done();

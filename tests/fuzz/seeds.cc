@@ -89,6 +89,7 @@ HeadRecord head_record() {
   record.job_nonce = "job nonce";
   record.token_digest.fill(7);
   record.view = 2;
+  record.paused = true;
   record.workers = {{other, 1, 99, false, false, true, problem()}, {member, 1, 98, true, false, false, {}}};
   record.confirmed = 3;
   record.news = {{4, 1, problem(), 2, 7, {other, member}, 1}};

@@ -116,6 +116,7 @@ class MessageCheck : public Check {
     job_nonce(from.getJobNonce(), &to->job_nonce);
     fixed(from.getTokenDigest(), &to->token_digest, "token digest");
     to->view = from.getView();
+    to->paused = from.getPaused();
     to->joined = from.getJoined();
     for (auto entry : from.getWorkers()) {
       if (!ok()) return;
@@ -482,6 +483,7 @@ void write(const HeadRecord& from, schema::HeadRecord::Builder to) {
   to.setJobNonce(data_of(from.job_nonce));
   to.setTokenDigest(data_of(from.token_digest));
   to.setView(from.view);
+  to.setPaused(from.paused);
   to.setJoined(from.joined);
   auto workers = to.initWorkers(static_cast<unsigned>(from.workers.size()));
   for (unsigned i = 0; i < workers.size(); ++i) {

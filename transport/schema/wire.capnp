@@ -335,6 +335,7 @@ struct HeadRecord {  # kept on disk by the head
   stragglerTimeout @12 :Int64;  # nanoseconds
   joined @13 :UInt32;
   tokenDigest @14 :Data;
+  paused @15 :Bool;
 }
 
 struct BulkHeader {

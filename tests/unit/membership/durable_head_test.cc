@@ -133,6 +133,30 @@ class DurableHeadTest : public testing::Test {
     return call(now.control, transport::Return{now.number(), now.reply().view, incarnation(i)});
   }
 
+  // In good order, in the first view.
+  void leave(int i) {
+    call(at(i).control, transport::Leave{i, 1, {}, 7});
+    store_->finish_all();
+    head_->on_close(at(i).heartbeat, {});
+    head_->on_close(at(i).control, {});
+    store_->finish_all();
+  }
+  // The first two workers come back, and for a while hear nothing after the first news.
+  void expect_peace() {
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(come_back(i).ok());
+      watch(i, 1);
+    }
+    for (int step = 0; step < 8; ++step) {
+      for (int i = 0; i < 2; ++i) EXPECT_TRUE(renew(i).ok());
+      loop_.advance(kLeaseOfWorkers / 2);
+      store_->finish_all();
+    }
+    for (int i = 0; i < 2; ++i)
+      EXPECT_FALSE(at(i).watch.given()) << (at(i).watch.ok() ? news(i).news.message() : "");
+    EXPECT_TRUE(ends_.empty());
+  }
+
   const uint32_t least_;
   const transport::Duration rejoin_;
   FakeLoop loop_;
@@ -310,6 +334,24 @@ TEST_F(PausedDurableHeadTest, AHeadToWhichNoWorkerComesBackKeepsAPausedJobAsLong
   }
   ASSERT_TRUE(at(0).watch.given());
   EXPECT_THAT(news(0).news.message(), HasSubstr("within 20.0 s (rejoin_timeout)"));
+}
+
+// Fewer than min_workers are in the view then, but nothing waits for others to join.
+TEST_F(FixedDurableHeadTest, WorkersThatHaveLeftInGoodOrderAreNotMissedByAnotherHead) {
+  begin();
+  leave(2);
+  restart_head();
+  expect_peace();
+}
+
+TEST_F(PausedDurableHeadTest, WorkersThatHaveLeftInGoodOrderAreNotMissedByAnotherHead) {
+  begin();
+  leave(2);
+  restart_head();
+  expect_peace();
+  const transport::StatusReply status =
+      call(at(0).control, transport::StatusRequest{}).message<transport::StatusReply>();
+  EXPECT_EQ(status.state, transport::StatusReply::State::kRunning);
 }
 
 TEST_F(DurableHeadTest, OnceAWorkerHasComeBackTheOthersHaveALease) {

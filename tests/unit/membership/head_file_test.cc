@@ -26,6 +26,7 @@ HeadRecord a_record(uint64_t view = 3) {
   record.job_nonce = std::string("\0\xff nonce", 8);
   record.token_digest.fill(0xfe);
   record.view = view;
+  record.paused = true;
   record.joined = 3;
   for (int32_t i = 0; i < 3; ++i) {
     HeadRecord::Worker worker;
@@ -74,6 +75,7 @@ TEST_F(HeadFileTest, ARecordIsReadAsItWasStored) {
   ASSERT_TRUE(again.ok()) << again.status().message();
   ASSERT_TRUE(again->record);
   EXPECT_EQ(bytes_of(*again->record), bytes_of(a_record()));
+  EXPECT_TRUE(again->record->paused);
   EXPECT_EQ(again->record->workers[1].eviction.message(), "it was lost");
   again->file->remove([](const Status& status) { EXPECT_TRUE(status.ok()); });
   again->file->remove([](const Status& status) { EXPECT_TRUE(status.ok()) << "there is none any more"; });
