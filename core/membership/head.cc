@@ -458,6 +458,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       workers[index].eviction = evicted(workers[index].info, why);
       news.end_watch(index, workers[index].eviction);
     }
+    close_after_lease(indices);
     if (!of_view) {
       durability.changed();
       log->warning("head: " + why.message() + "; it had not taken part in the job yet");
@@ -465,6 +466,19 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     change.news = why;
     enter_view(std::move(change));
+  }
+
+  // Closes the connections of evicted workers. Until then each may ask why it was evicted.
+  void close_after_lease(const std::vector<size_t>& indices) {
+    loop.schedule(loop.now() + options.lease, [weak = weak_from_this(), indices] {
+      auto self = weak.lock();
+      if (!self) return;
+      for (const size_t index : indices) {
+        const Worker& worker = self->workers[index];
+        if (worker.control) worker.control->close();
+        for (ServerChannel* heartbeat : worker.heartbeats) heartbeat->close();
+      }
+    });
   }
 
   void enter_view(transport::WatchReply change) {

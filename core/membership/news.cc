@@ -34,6 +34,7 @@ Status News::watch(size_t worker, uint64_t sequence, const transport::Responder&
   row.from = sequence;
   row.watch = respond;
   if (sequence < released_) answer(row);
+  forget_confirmed();
   return {};
 }
 
@@ -43,14 +44,19 @@ void News::end_watch(size_t worker, const Status& why) {
 
 bool News::has_confirmed_all(size_t worker) { return row(worker).confirmed >= last(); }
 
-void News::write(transport::HeadRecord* record) {
+void News::forget_confirmed() {
   uint64_t all = released_;
-  for (const WorkerTable::Worker& worker : workers_)
-    if (!worker.left && worker.connects()) all = std::min(all, row(worker.index()).confirmed);
-  if (all > confirmed_) {
-    news_.erase(news_.begin(), news_.begin() + static_cast<std::ptrdiff_t>(all - confirmed_));
-    confirmed_ = all;
+  for (const WorkerTable::Worker& worker : workers_) {
+    const bool counts = !worker.left && worker.eviction.ok() && worker.connects();
+    if (counts) all = std::min(all, row(worker.index()).confirmed);
   }
+  if (all <= confirmed_) return;
+  news_.erase(news_.begin(), news_.begin() + static_cast<std::ptrdiff_t>(all - confirmed_));
+  confirmed_ = all;
+}
+
+void News::write(transport::HeadRecord* record) {
+  forget_confirmed();
   record->confirmed = confirmed_;
   record->news = news_;
 }

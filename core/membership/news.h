@@ -35,7 +35,7 @@ class News {
   bool has_confirmed_all(size_t worker);
 
   // ---- the record
-  void write(transport::HeadRecord* record);  // forgets the news that all workers have confirmed
+  void write(transport::HeadRecord* record);
   void read(const transport::HeadRecord& record);
   // The cause that ended the job; OK: none.
   Status cause() const;
@@ -48,6 +48,7 @@ class News {
   };
   Row& row(size_t worker);
   void answer(Row& row);
+  void forget_confirmed();
 
   const WorkerTable& workers_;
   std::vector<Row> rows_;                    // by number of the worker

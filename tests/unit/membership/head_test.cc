@@ -1271,6 +1271,35 @@ TEST_F(LearnerTest, AViewWithTooFewWorkersIsPausedUntilOthersHaveJoined) {
   EXPECT_EQ(change(0).members.size(), 3u);
 }
 
+TEST_F(LearnerTest, TheConnectionsOfAnEvictedWorkerAreClosedALeaseLater) {
+  Remote& w3 = learn("w3");  // evicted before it is in a view
+  EXPECT_TRUE(call(w3.heartbeat, transport::Renew{3, 1}).ok());
+  FakeChannel fresh("w2", Role::kHeartbeat);
+  EXPECT_TRUE(call(fresh, transport::Renew{2, 1}).ok());
+  for (const size_t i : {2u, 3u}) EXPECT_TRUE(report(i, Status(Code::kWorkerLost, "it is broken")).ok());
+  EXPECT_EQ(at(2).watch.status().code(), Code::kEvicted);
+  watch(0, change(0).sequence), watch(1, change(1).sequence);
+  const std::vector<FakeChannel*> evicted = {&at(2).control, &at(2).heartbeat, &fresh, &w3.control,
+                                             &w3.heartbeat};
+  const auto pass = [this](transport::Duration time) {
+    for (const size_t i : {0u, 1u}) EXPECT_TRUE(renew(i).ok());
+    loop_.advance(time);
+  };
+  pass(kLease / 2);
+  pass(kLease / 2 - 1ms);
+  for (const FakeChannel* channel : evicted) EXPECT_FALSE(channel->closed);
+  EXPECT_EQ(renew(2).status().code(), Code::kEvicted) << "it can still ask";
+  pass(2ms);
+  for (FakeChannel* channel : evicted) {
+    EXPECT_TRUE(channel->closed) << channel->hello().worker_id;
+    head_->on_close(*channel, {});
+  }
+  EXPECT_FALSE(at(0).control.closed);
+  EXPECT_FALSE(at(0).watch.given()) << "the others go on";
+  pass(2 * kLease / 3);
+  EXPECT_FALSE(at(0).watch.given());
+}
+
 TEST_F(LearnerTest, OtherSettingsAreRefused) {
   most_ = 5;
   EXPECT_THAT(learn("w3").join.status().message(),

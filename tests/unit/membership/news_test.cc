@@ -77,6 +77,27 @@ TEST_F(NewsTest, IsForgottenWhenAllWorkersHaveConfirmedIt) {
   EXPECT_EQ(kept(), 0u) << "a worker that is gone confirms nothing";
 }
 
+TEST_F(NewsTest, IsForgottenWithoutARecord) {
+  add(7);
+  news_.release(1);
+  watch(0, 1);
+  EXPECT_TRUE(watch(1, 0).ok()) << "it has not heard it";
+  watch(1, 1);
+  Answer answer;
+  EXPECT_EQ(news_.watch(1, 0, answer.responder()).code(), Code::kInvalidArgument) << "it is gone";
+}
+
+TEST_F(NewsTest, AnEvictedWorkerConfirmsNothing) {
+  add(7);
+  news_.release(1);
+  watch(0, 1);
+  EXPECT_EQ(kept(), 1u);
+  job_.lose(1);
+  EXPECT_EQ(kept(), 1u) << "it may ask for the cause that ends the job";
+  job_.workers[1].eviction = Status(Code::kEvicted, "it was silent");
+  EXPECT_EQ(kept(), 0u);
+}
+
 TEST_F(NewsTest, AWorkerThatHasLeftIsNotSentMore) {
   Answer parked = watch(0, 0), other = watch(1, 0);
   job_.workers[0].left = true;
