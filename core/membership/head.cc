@@ -49,6 +49,10 @@ Status cannot_join(const Status& stored) {
 
 Status bad_message(const std::string& text) { return Status(Code::kInvalidArgument, text); }
 
+std::string describe_sender(const ServerChannel& channel) {
+  return "worker '" + printable(channel.hello().worker_id) + "' at " + channel.address();
+}
+
 }  // namespace
 
 struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
@@ -191,6 +195,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // A worker comes while the job runs. It becomes a learner, if the job may have one more worker.
   void on_late_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
+    if (Status wrong = check_control(channel, "to join"); !wrong.ok()) return respond(std::move(wrong));
     request.member.rank = -1;  // it gets the last one
     if (Worker* known = workers.by_request(request)) return answer_again(*known, channel, respond);
     Status refused = refusal_at_end(request.member);
@@ -258,6 +263,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void on_return(ServerChannel& channel, const transport::Return& message, const Responder& respond) {
+    if (Status wrong = check_control(channel, "to come back"); !wrong.ok()) return respond(std::move(wrong));
     const bool proved = channel.hello().job_nonce == job_nonce;
     Worker* const worker = proved ? workers.by_hello(channel.hello(), message.number) : nullptr;
     if (worker && !worker->is_forgotten() && worker->incarnation != message.incarnation)
@@ -269,6 +275,17 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       log->info("head: " + describe_member(worker->info) + " has come back");
     come_back(*worker, channel);
     respond(transport::Message(transport::Empty{}));
+  }
+
+  // Why this cannot become the control connection of a worker that asks `what` on it; OK: it can.
+  Status check_control(const ServerChannel& channel, const std::string& what) {
+    if (channel.hello().role != transport::Role::kControl)
+      return bad_message(describe_sender(channel) + " asks " + what +
+                         " on a connection that is not for control");
+    if (const Worker* owner = workers.by_control(channel))
+      return bad_message(describe_sender(channel) + " asks " + what + " on the control connection of " +
+                         describe_member(owner->info));
+    return {};
   }
 
   // Makes this the control connection of a worker of the running job, in place of an earlier one.
@@ -301,6 +318,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // ---- reports
 
   void on_renew(ServerChannel& channel, const transport::Renew& renew, const Responder& respond) {
+    if (channel.hello().role != transport::Role::kHeartbeat)
+      return respond(bad_message(describe_sender(channel) +
+                                 " renews its lease on a connection that is not for heartbeats"));
     Result<Worker*> known =
         workers.check_sender(workers.by_hello(channel.hello(), renew.number), renew.number, renew.view);
     if (!known.ok()) return respond(known.status());
@@ -744,15 +764,13 @@ void Head::on_call(ServerChannel& channel, transport::Message request, Responder
   } else if (auto* scale = std::get_if<transport::ScaleRequest>(&request)) {
     impl_->on_scale(*scale, respond);
   } else {
-    respond(bad_message("worker '" + channel.hello().worker_id + "' at " + channel.address() +
-                        " sent the head a message that heads do not take"));
+    respond(bad_message(describe_sender(channel) + " sent the head a message that heads do not take"));
   }
 }
 
 void Head::on_bulk_end(ServerChannel& channel, const transport::BulkHeader&,
                        std::unique_ptr<transport::BulkReceipt> receipt) {
-  receipt->finish(bad_message("worker '" + channel.hello().worker_id + "' at " + channel.address() +
-                              " sent bulk data to the head, which takes none"));
+  receipt->finish(bad_message(describe_sender(channel) + " sent bulk data to the head, which takes none"));
 }
 
 void Head::on_close(ServerChannel& channel, const Status& why) {

@@ -1300,6 +1300,33 @@ TEST_F(LearnerTest, TheConnectionsOfAnEvictedWorkerAreClosedALeaseLater) {
   EXPECT_FALSE(at(0).watch.given());
 }
 
+TEST_F(LearnerTest, OneConnectionServesOneWorkerAndOnePurpose) {
+  const std::string nonce = at(0).join.message<JoinReply>().job_nonce;
+  const auto refused = [this](FakeChannel& channel, Message message, const std::string& why) {
+    const Answer answer = call(channel, std::move(message));
+    EXPECT_EQ(answer.status().code(), Code::kInvalidArgument) << why;
+    EXPECT_THAT(answer.status().message(),
+                HasSubstr("worker '" + channel.hello().worker_id + "' at 10.0.0.9:4711 " + why));
+  };
+  transport::JoinRequest twin = request_of("twin", num_workers_);
+  twin.min_workers = least_, twin.max_workers = most_;
+  refused(at(0).control, twin, "asks to join on the control connection of rank 0 (worker 'w0'");
+  refused(at(0).heartbeat, twin, "asks to join on a connection that is not for control");
+  Remote& w3 = learn("w3");
+  refused(w3.control, twin, "asks to join on the control connection of rank 3 (worker 'w3'");
+  at(0).control.claim(0, nonce);
+  at(0).heartbeat.claim(0, nonce);
+  refused(at(0).control, transport::Return{0, 1, 0},
+          "asks to come back on the control connection of rank 0 (worker 'w0'");
+  refused(at(0).heartbeat, transport::Return{0, 1, 0},
+          "asks to come back on a connection that is not for control");
+  refused(at(0).control, transport::Renew{0, 1},
+          "renews its lease on a connection that is not for heartbeats");
+  EXPECT_FALSE(at(0).control.closed);
+  EXPECT_TRUE(renew(0).ok());
+  EXPECT_EQ(status().workers.size(), 4u) << "none of them has joined";
+}
+
 TEST_F(LearnerTest, OtherSettingsAreRefused) {
   most_ = 5;
   EXPECT_THAT(learn("w3").join.status().message(),
