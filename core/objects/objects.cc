@@ -165,8 +165,11 @@ void Objects::give(Peers& peers, int32_t rank, Done done) {
   for (const auto& [name, stored] : objects_) {
     transport::PutObject put = announcement(peers, rank, name, *stored.object, stored.put);
     put.again = true;
-    peers.call(rank, std::move(put), transport::kNever,
-               [given](const Result<transport::Message>& answer) { given(answer.status()); });
+    peers.call(rank, std::move(put), transport::kNever, [given](const Result<transport::Message>& answer) {
+      // The receiver is lost, or has heard of a later view first. This worker enters another view then, too.
+      const Status& status = answer.status();
+      if (!is_break(status) && status.code() != Code::kViewChanged) given({});
+    });
   }
   given({});
 }

@@ -70,7 +70,8 @@ class Objects {
   }
   void fail(Peers* peers, const Status& cause);  // all operations in flight
   void peer_left(int32_t rank);
-  // Gives all objects to a worker that has joined. `done` comes when it has them.
+  // Gives all objects to a worker that has joined. `done` comes when it has them, or has failed; but not if
+  // another view follows.
   void give(Peers& peers, int32_t rank, Done done);
   // Ranks are those of another view: ends all puts, deletions and gets with `why`. Objects stay.
   void change_view(Peers* peers, const Status& why);

@@ -744,6 +744,18 @@ void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
 
 void Engine::on_object(transport::Message message, transport::Responder respond) {
   if (!failure_.ok()) return respond(failure_);
+  if (const auto* put = std::get_if<transport::PutObject>(&message); put && put->again) {
+    // This worker has joined. If it cannot take an object of the job, it fails alone. One that is not found
+    // was deleted meanwhile.
+    respond = [this, respond = std::move(respond),
+               failed = in_view([this](const Status& why) { fail(why, false); })](
+                  const Result<transport::Message>& answer) {
+      const Status why = answer.status();
+      respond(answer);
+      if (!why.ok() && !is_break(why) && why.code() != Code::kNotFound && why.code() != Code::kViewChanged)
+        failed(why);
+    };
+  }
   objects_.receive(peers(), {deadline(), deadline_setting()}, std::move(message), respond);
 }
 
