@@ -669,8 +669,10 @@ uint64_t Engine::close(const Status& cause) {
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
   if (enter_) return;  // a learner outside of any view: a failing peer does not keep it from entering one
-  const bool of_one =
-      options_.views_change ? !concerns_all_workers(why.code()) : why.code() == Code::kWorkerLost;
+  // A mismatch with a worker that has joined the running job is its own.
+  const bool of_one = options_.views_change ? !concerns_all_workers(why.code()) ||
+                                                  (why.code() == Code::kMismatch && has_joined_later(rank))
+                                            : why.code() == Code::kWorkerLost;
   if (!of_one) return fail(why, true);
   // No other worker has noticed damaged data, so the head has to be told.
   const bool corrupted = options_.views_change && why.code() == Code::kCorrupted;
@@ -747,9 +749,9 @@ void Engine::on_object(transport::Message message, transport::Responder respond)
   if (const auto* put = std::get_if<transport::PutObject>(&message); put && put->again) {
     // This worker has joined. If it cannot take an object of the job, it fails alone. One that is not found
     // was deleted meanwhile.
-    respond = [this, respond = std::move(respond),
-               failed = in_view([this](const Status& why) { fail(why, false); })](
-                  const Result<transport::Message>& answer) {
+    respond = [this, respond = std::move(respond), failed = in_view([this](const Status& why) {
+                                                     fail(why, false);
+                                                   })](const Result<transport::Message>& answer) {
       const Status why = answer.status();
       respond(answer);
       if (!why.ok() && !is_break(why) && why.code() != Code::kNotFound && why.code() != Code::kViewChanged)

@@ -31,6 +31,7 @@ namespace dsgd {
 
 struct EngineOptions {
   transport::Duration step_timeout = std::chrono::seconds(300);
+  int32_t num_workers = 1;  // with which the job began
   size_t bucket_bytes = 0;  // 0: as the plan needs them
   int32_t servers = 0;      // 0: as many as workers
   AlgorithmChoice algorithm = {};
@@ -359,6 +360,10 @@ class Engine final : public SessionEvents {
   // The plan in one line; or why there is none.
   static std::string describe_plan(const Result<Plan>& plan, const StrategySpec& strategy);
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
+  // Has this worker of the view joined after the job began, unlike rank 0?
+  bool has_joined_later(int32_t rank) const;
+  // A worker that has joined later fails, as its settings differ. The others go on in a view without it.
+  void fail_newcomer(const std::string& difference);
   // Teams of GPUs (engine_teams.cc). `gpus_of`: number of GPUs by rank.
   //
   // The GPUs of this worker's replicas, each once, in the order of the replicas.

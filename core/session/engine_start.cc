@@ -159,8 +159,25 @@ void Engine::begin_start() {
            });
 }
 
+bool Engine::has_joined_later(int32_t rank) const {
+  const auto& members = mesh_->members().view().members;
+  return members[static_cast<size_t>(rank)].number >= options_.num_workers &&
+         members[0].number < options_.num_workers;
+}
+
+void Engine::fail_newcomer(const std::string& difference) {
+  fail(Status(Code::kMismatch,
+              "dsgd_start: this worker cannot join the running job: " + difference +
+                  "; register the same parameters in the same order and set the same options as the others, "
+                  "and the strategy that they have now")
+           .with_rank(rank(), mesh_->members().host_of(rank()))
+           .with_operation("dsgd_start"),
+       false);
+}
+
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
-// lowest rank.
+// lowest rank. If only workers that have joined later differ, these fail, and the others start again in a
+// view without them.
 void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
   if (length > Object::kLargest) {
     return done(
@@ -169,39 +186,48 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
-  give_all(call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
-           [this, call, mine, theirs, done](const Status& status) {
-             if (!status.ok()) return done(status);
-             const std::string difference = first_difference(text_of(*theirs), mine, rank());
-             exchange(
-                 call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
-                 "dsgd_start", [done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-                   if (!status.ok()) return done(status);
-                   // If all others differ from rank 0, it is the odd one.
-                   const bool all_differ =
-                       all.size() > 2 && std::none_of(all.begin() + 1, all.end(),
-                                                      [](const auto& text) { return text.empty(); });
-                   for (size_t rank = 0; rank < all.size(); ++rank) {
-                     if (all[rank].empty()) continue;
-                     const std::string text = text_of(all[rank]);
-                     std::string parameter;
-                     if (const size_t at = text.find("'parameter "); at != std::string::npos) {
-                       parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
-                     }
-                     const bool versions = text.find("'fingerprint = ") != std::string::npos;
-                     return done(Status(Code::kMismatch,
-                                        "dsgd_start: workers disagree: " + text +
-                                            (versions ? "; run the same versions on all workers, or set the "
-                                                        "same `fingerprint`"
-                                                      : "; register the same parameters in the same order "
-                                                        "and set the same options on all workers"))
-                                     .with_rank(all_differ ? 0 : static_cast<int32_t>(rank))
-                                     .with_operation("dsgd_start")
-                                     .with_parameter(parameter));
-                   }
-                   done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
-                 });
-           });
+  give_all(
+      call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
+      [this, call, mine, theirs, done](const Status& status) {
+        if (!status.ok()) return done(status);
+        const std::string difference = first_difference(text_of(*theirs), mine, rank());
+        exchange(
+            call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
+            "dsgd_start",
+            [this, difference, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+              if (!status.ok()) return done(status);
+              // If all others differ from rank 0, it is the odd one.
+              const bool all_differ =
+                  all.size() > 2 &&
+                  std::none_of(all.begin() + 1, all.end(), [](const auto& text) { return text.empty(); });
+              bool newcomer_differs = false;
+              for (size_t rank = 0; rank < all.size(); ++rank) {
+                if (all[rank].empty()) continue;
+                if (has_joined_later(static_cast<int32_t>(rank))) {
+                  newcomer_differs = true;
+                  continue;
+                }
+                const std::string text = text_of(all[rank]);
+                std::string parameter;
+                if (const size_t at = text.find("'parameter "); at != std::string::npos) {
+                  parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
+                }
+                const bool versions = text.find("'fingerprint = ") != std::string::npos;
+                return done(Status(Code::kMismatch,
+                                   "dsgd_start: workers disagree: " + text +
+                                       (versions ? "; run the same versions on all workers, or set the "
+                                                   "same `fingerprint`"
+                                                 : "; register the same parameters in the same order "
+                                                   "and set the same options on all workers"))
+                                .with_rank(all_differ ? 0 : static_cast<int32_t>(rank))
+                                .with_operation("dsgd_start")
+                                .with_parameter(parameter));
+              }
+              if (!newcomer_differs)
+                return done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
+              if (!difference.empty()) fail_newcomer(difference);
+            });
+      });
 }
 
 void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {

@@ -361,15 +361,7 @@ void Engine::name_difference(const std::shared_ptr<Copying>& copying, std::share
   give_all(copying->call, Kind::kView, DType::kUint8, *theirs, copying->source, "dsgd_start",
            in_view([this, source, theirs](const Status& status) {
              if (!status.ok()) return fail(status, true);
-             if (source) return;
-             fail(Status(Code::kMismatch,
-                         "dsgd_start: this worker cannot join the running job: " +
-                             first_difference(text_of(*theirs), present_signature(), rank()) +
-                             "; register the same parameters in the same order and set the same options as "
-                             "the others, and the strategy that they have now")
-                      .with_rank(rank(), mesh_->members().host_of(rank()))
-                      .with_operation("dsgd_start"),
-                  false);
+             if (!source) fail_newcomer(first_difference(text_of(*theirs), present_signature(), rank()));
            }),
            std::move(informed));
 }

@@ -26,6 +26,7 @@ EngineOptions engine_options(const Config& config, const AlgorithmChoice& algori
   EngineOptions options;
   options.step_timeout = config.duration("step_timeout");
   options.stall_warning = config.duration("stall_warning");
+  options.num_workers = static_cast<int32_t>(config.integer("num_workers"));
   options.bucket_bytes = config.size("bucket_size");
   options.servers = static_cast<int32_t>(config.integer("servers"));
   options.algorithm = algorithm;

@@ -275,7 +275,7 @@ TEST(Joining, OutlivesALossAtAnyMoment) {
   EXPECT_GT(joined, 30 / DSGD_SIMULATION_LOSS_STRIDE);
 }
 
-TEST(Join, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
+TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
   const ClusterOptions options{
       .workers = 1,
       .joiners = 1,
@@ -306,6 +306,52 @@ TEST(Join, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
   ASSERT_TRUE(evicted) << cluster.history(1);
   EXPECT_EQ(evicted->status.code(), Code::kEvicted) << evicted->status.message();
   EXPECT_LT(evicted->ended - cut, 5s);
+}
+
+void add_model(Session& session) {
+  const int64_t count = 4000;
+  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+  (void)session.alloc(session.add_replica("cpu").value(), parameter);
+}
+
+// Steps until the others have ended, or for `steps`.
+bool step_on(Cluster& cluster, Session& session, int worker, int steps) {
+  StepResult result;
+  for (int k = 0; k < steps && !result.all_done; ++k) {
+    if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return false;
+    cluster.pass_time(worker, 10ms);
+  }
+  return true;
+}
+
+// Worker 1 loads its data for a while. A worker with other settings joins, which enters a view before the
+// start where worker 2 is lost.
+TEST(JoiningBeforeTheStart, AWorkerWithOtherSettingsFailsAlone) {
+  for (const bool loss : {false, true}) {
+    SCOPED_TRACE(loss ? "after a loss" : "without a loss");
+    ClusterOptions options{.workers = 3, .joiners = 1, .separate_head = true};
+    options.settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "4"}};
+    options.own_settings[3] = {{"reproducible", "1"}};
+    Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+      add_model(session);
+      if (worker == 1) cluster.pass_time(worker, 2s);
+      if (cluster.note(worker, "start", [&] { return session.start(); }))
+        step_on(cluster, session, worker, 100);
+    });
+    ASSERT_TRUE(cluster.run_until_noted(2, "open", 30s));
+    cluster.start_worker(3);
+    ASSERT_TRUE(cluster.run_until_noted(3, "open", 30s));
+    cluster.world.run_for(200ms);
+    if (loss) cluster.world.kill(cluster.process(2), Death::kReset);
+    EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+    for (int worker = 0; worker < (loss ? 2 : 3); ++worker)
+      EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+    const NotedCall* const start = cluster.call(3, "start");
+    ASSERT_TRUE(start) << cluster.history(3);
+    EXPECT_EQ(start->status.code(), Code::kMismatch);
+    EXPECT_THAT(start->status.message(), HasSubstr("this worker cannot join the running job"));
+    EXPECT_THAT(start->status.message(), HasSubstr("reproducible"));
+  }
 }
 
 }  // namespace
