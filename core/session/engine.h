@@ -432,7 +432,10 @@ class Engine final : public SessionEvents {
   // The state of a worker that joins (engine_join.cc).
   void learn();
   bool is_on_host() const;
+  static constexpr Code kNotNow = Code::kWaitTimeout;  // of an answer to one in no view yet: ask again later
+  void end_learning();
   void ask_for_state(size_t source);
+  void ask_later(size_t source, const Status& why);
   void on_state(size_t source, uint64_t asked_in, uint64_t ask, const Result<transport::Message>& answer);
   void enter_when_learnt();
   void enter_now();

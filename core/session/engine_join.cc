@@ -2,7 +2,8 @@
 // view while they train on, a part of the elements from each, as streams (core/step/state_stream.h):
 //
 //   learn            before it is in a view: opens the mesh as the last rank, and asks each worker
-//   on_state_asked   at the others: gives the next parts, or, when there are none, waits for the next step
+//   on_state_asked   at the others: gives the next parts, or, when there are none, waits for the next step;
+//                    refuses for now (kNotNow) what would end in a failure of all in a new view
 //   enter_when_learnt  each stream was whole once, or one has failed: asks the head for a view
 //   fetch_rest       in the view, whose workers make no step without it: fetches what is left, and compares
 //                    digests of the values, which the hosts may have changed
@@ -36,17 +37,19 @@ using transport::ViewReport;
 
 struct Engine::Learning {
   struct Source {
-    int32_t number;       // of the worker, in the job
-    int32_t rank;         // in the present view
-    uint64_t begin, end;  // elements
-    uint64_t next = 0;    // answer of the stream
-    uint64_t ask = 0;     // the latest; answers to earlier ones are not taken
-    bool asked = false;   // an answer is awaited
-    bool whole = false;   // it has been once
-    bool done = false;    // in fetch_rest()
+    int32_t number;        // of the worker, in the job
+    int32_t rank;          // in the present view
+    uint64_t begin, end;   // elements
+    uint64_t next = 0;     // answer of the stream
+    uint64_t ask = 0;      // the latest; answers to earlier ones are not taken
+    bool asked = false;    // an answer is awaited
+    bool whole = false;    // it has been once
+    bool refuses = false;  // for now
+    bool done = false;     // in fetch_rest()
   };
   std::vector<Source> sources;  // empty: it fetches all in the view, from one worker
   uint64_t asks = 0;
+  transport::TimerId timer = 0;  // of end_learning()
   uint64_t signature = 0;
   bool entering = false;  // the head was asked for a view
   // Of fetch_rest().
@@ -76,8 +79,7 @@ void Engine::learn() {
   auto contexts = make_contexts(model_);
   if (!contexts.ok() || !contexts.value().back().is_host()) return enter_();
   step_.set_contexts(std::move(contexts).value());
-  const bool again = learning_ != nullptr;  // the head has refused it before
-  if (!again) {
+  if (!learning_) {  // else an earlier dsgd_start has failed
     if (Status opened = open(present_view_()); !opened.ok()) return fail(opened, false);
     learning_ = std::make_shared<Learning>();
   }
@@ -85,7 +87,6 @@ void Engine::learn() {
   if (!plan.ok()) return enter_();  // the view tells why
   total_replicas_ = static_cast<uint32_t>(model_.replicas.size());
   if (Status applied = apply_plan(std::move(plan).value()); !applied.ok()) return;
-  if (again) return enter_now();
   learning_->signature = digest_of(signature(starting_->strategy.describe(), false));
   const uint64_t elements = trained_elements(model_), others = static_cast<uint64_t>(size()) - 1;
   for (uint64_t r = 0; r < others; ++r) {
@@ -95,21 +96,36 @@ void Engine::learn() {
   log_->info("fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask_for_state(s);
   if (const transport::Time due = deadline(starting_->options); due != transport::kNever) {
-    loop_.schedule(due, [this, alive = std::weak_ptr(alive_)] {
-      if (!alive.expired() && enter_ && starting_ && failure_.ok()) enter_now();
+    learning_->timer = loop_.schedule(due, [this, alive = std::weak_ptr(alive_)] {
+      if (!alive.expired() && enter_ && starting_ && failure_.ok()) end_learning();
     });
   }
   enter_when_learnt();
 }
 
 // The host may change the model now, so nothing more is written to it. If it calls dsgd_start again, this
-// worker fetches all in the view.
+// worker begins again.
 void Engine::fail_start(const Status& why) {
   if (learning_) {
+    loop_.cancel(learning_->timer);
     learning_->sources.clear();
     learning_->entering = false;
   }
   if (starting_) std::exchange(starting_, std::nullopt)->done(why);
+}
+
+// The time of dsgd_start is over.
+void Engine::end_learning() {
+  std::vector<int32_t> refusing;
+  for (const Learning::Source& source : learning_->sources) {
+    if (source.refuses) refusing.push_back(source.rank);
+  }
+  if (refusing.empty() || learning_->entering) return enter_now();
+  fail_start(mesh_->members()
+                 .timeout_error("dsgd_start: the other workers have not started, loaded a checkpoint or "
+                                "changed the strategy, which they do before another worker takes part,",
+                                deadline_setting(starting_->options), refusing)
+                 .with_operation("dsgd_start"));
 }
 
 // A worker that is lost does not answer, so an answer is waited for until a lease, at most; but when the
@@ -131,6 +147,21 @@ void Engine::ask_for_state(size_t index) {
                     });
 }
 
+// The stream begins again then.
+void Engine::ask_later(size_t index, const Status& why) {
+  Learning::Source& source = learning_->sources[index];
+  if (!std::exchange(source.refuses, true))
+    log_->info("waits for " + mesh_->members().name(source.rank) + ": " + why.message());
+  source.next = 0;
+  source.whole = false;
+  loop_.schedule(loop_.now() + options_.step.lease / 4,
+                 [this, alive = std::weak_ptr(alive_), index, ask = source.ask] {
+                   if (alive.expired() || !enter_ || !failure_.ok() || index >= learning_->sources.size())
+                     return;
+                   if (learning_->sources[index].ask == ask) ask_for_state(index);
+                 });
+}
+
 void Engine::on_state(size_t index, uint64_t asked_in, uint64_t ask, const Result<Message>& answer) {
   if (!learning_ || !failure_.ok() || index >= learning_->sources.size() ||
       learning_->sources[index].ask != ask)
@@ -138,6 +169,7 @@ void Engine::on_state(size_t index, uint64_t asked_in, uint64_t ask, const Resul
   Learning::Source& source = learning_->sources[index];
   source.asked = false;
   if (!answer.ok()) {
+    if (enter_ && answer.status().code() == kNotNow) return ask_later(index, answer.status());
     if (enter_) {
       log_->debug("takes part before it has fetched all state: " + answer.status().message());
       return enter_now();
@@ -158,6 +190,7 @@ void Engine::on_state(size_t index, uint64_t asked_in, uint64_t ask, const Resul
   for (size_t p = 0; parts && p < parts->parts.size() && taken.ok(); ++p)
     taken = take_part(parts->parts[p], model_, step_.contexts().front(), state, !step_.updates_at_owner());
   if (!taken.ok()) return fail(invalid_data("dsgd_start", source.rank, taken.message()), true);
+  source.refuses = false;
   ++source.next;
   source.whole = source.whole || parts->whole;
   if (enter_) {
@@ -259,6 +292,8 @@ void Engine::on_state_asked(const std::string& worker_id, const FetchState& ques
       rank_of(mesh_->members().view().members, worker_id) < 0;  // which knows an earlier view
   if (!newcomer && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
+  if (newcomer && (!started_ || !torn_.ok()))
+    return respond(Status(kNotNow, started_ ? "it has to load a checkpoint" : "it has not started"));
   if (!started_ || !torn_.ok() || !is_on_host())
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
   if (question.begin > question.end || question.end > trained_elements(model_))

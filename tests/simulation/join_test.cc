@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
 namespace dsgd::simulation {
@@ -352,6 +353,51 @@ TEST(JoiningBeforeTheStart, AWorkerWithOtherSettingsFailsAlone) {
     EXPECT_THAT(start->status.message(), HasSubstr("this worker cannot join the running job"));
     EXPECT_THAT(start->status.message(), HasSubstr("reproducible"));
   }
+}
+
+Status start_within(Session& session, Duration timeout) {
+  return wait_for(session, session.start(Session::Mode::kWait, {.timeout = timeout}));
+}
+
+void until(Cluster& cluster, int worker, Time time) {
+  if (time > cluster.world.now()) cluster.pass_time(worker, time - cluster.world.now());
+}
+
+// After a step has failed half-way, no step of the others succeeds until they have loaded a checkpoint.
+TEST(JoiningATornJob, WaitsUntilTheOthersHaveLoadedACheckpoint) {
+  ClusterOptions options{.joiners = 1, .separate_head = true, .files = true};
+  options.settings = {{"lease", "500ms"}, {"max_workers", "3"}, {"step_timeout", "1s"}};
+  Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+    add_model(session);
+    if (worker == 2) {
+      cluster.note(worker, "early start", [&] { return session.start(); });
+      if (cluster.note(worker, "start", [&] { return start_within(session, 30s); }))
+        step_on(cluster, session, worker, 30);
+      return;
+    }
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    cluster.note(worker, "save",
+                 [&] { return wait_for(session, session.save_checkpoint("model", Session::Mode::kWait)); });
+    StepResult result;
+    if (worker == 1) cluster.pass_time(worker, 2s);
+    cluster.note(worker, "late step", [&] { return session.step(1, &result); });
+    until(cluster, worker, 10s);
+    cluster.note(worker, "load",
+                 [&] { return wait_for(session, session.load_checkpoint("model", Session::Mode::kWait)); });
+    step_on(cluster, session, worker, 200);
+  });
+  for (int worker : {0, 1}) ASSERT_TRUE(cluster.run_until_noted(worker, "late step", 8s));
+  cluster.start_worker(2);
+  EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+  for (int worker : {0, 1}) {
+    EXPECT_EQ(cluster.first_failure(worker), cluster.call(worker, "late step")) << cluster.history(worker);
+    EXPECT_FALSE(cluster.call(worker, "late step")->status.ok());
+  }
+  ASSERT_TRUE(cluster.call(2, "start")) << cluster.history(2);
+  EXPECT_EQ(cluster.call(2, "early start")->status.code(), Code::kTimeout);
+  EXPECT_THAT(cluster.call(2, "early start")->status.message(), HasSubstr("still waiting for rank 0"));
+  EXPECT_EQ(cluster.first_failure(2), cluster.call(2, "early start")) << cluster.history(2);
+  EXPECT_TRUE(cluster.call(2, "step")) << cluster.history(2);
 }
 
 }  // namespace
