@@ -512,6 +512,7 @@ class Engine final : public SessionEvents {
   int32_t start_source_ = 0;          // the rank whose values all workers begin with
   uint64_t next_step_ = 0;
   uint64_t strategy_version_ = 0;      // changes of the strategy, and checkpoints loaded
+  int changes_ = 0;                    // calls in progress that raise it
   std::optional<uint64_t> joined_at_;  // the first step of a worker that has joined the running job
   uint32_t total_replicas_ = 1;
   StepResult last_result_;       // of the last step that succeeded

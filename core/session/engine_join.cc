@@ -294,6 +294,8 @@ void Engine::on_state_asked(const std::string& worker_id, const FetchState& ques
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
   if (newcomer && (!started_ || !torn_.ok()))
     return respond(Status(kNotNow, started_ ? "it has to load a checkpoint" : "it has not started"));
+  if (newcomer && changes_ > 0)
+    return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
   if (!started_ || !torn_.ok() || !is_on_host())
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
   if (question.begin > question.end || question.end > trained_elements(model_))

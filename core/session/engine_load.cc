@@ -72,7 +72,11 @@ void Engine::load_checkpoint(const std::string& folder, Done done, const CallOpt
   checkpoint->kind = Kind::kLoad;
   checkpoint->folder = folder;
   checkpoint->options = options;
-  checkpoint->done = std::move(done);
+  ++changes_;
+  checkpoint->done = [this, done = std::move(done)](const Status& status) {
+    --changes_;
+    done(status);
+  };
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
   checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
@@ -198,7 +202,7 @@ void Engine::read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) 
 // A change of the view waits until all of it is in the replicas.
 void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
   applying_ = true;
-  drop_learners(Status(Code::kState, "a checkpoint was loaded"));
+  drop_learners(Status(kNotNow, "it loads a checkpoint"));
   const auto ended = [this, checkpoint](const Status& status) {
     applying_ = false;
     if (!status.ok()) {

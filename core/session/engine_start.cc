@@ -421,6 +421,11 @@ Status Engine::replan() {
 void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (!torn_.ok()) return done(torn_);
   if (Status status = callable(); !status.ok()) return done(status);
+  ++changes_;
+  done = [this, done = std::move(done)](const Status& status) {
+    --changes_;
+    done(status);
+  };
   const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);
@@ -451,7 +456,7 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOpt
 // A change of the view waits until the new plan holds.
 void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
   ++strategy_version_;
-  drop_learners(Status(Code::kState, "the strategy has changed"));
+  drop_learners(Status(kNotNow, "it changes the strategy"));
   applying_ = true;
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {
     applying_ = false;

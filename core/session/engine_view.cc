@@ -247,7 +247,9 @@ Result<Engine::ViewDecision> Engine::decide(const std::vector<ViewReport>& repor
     const bool alike =
         report.steps + 1 >= source->steps && report.strategy_version == source->strategy_version;
     if (!alike && !report.learner) {
-      return lost("it was lost while the workers changed the strategy or loaded a checkpoint, and " +
+      const bool joined = view_cause_.code() == Code::kViewChanged;
+      return lost((joined ? "it joined" : "it was lost") +
+                  std::string(" while the workers changed the strategy or loaded a checkpoint, and ") +
                   mesh_->members().name(rank) + " has not ended that");
     }
     const bool differs = report.learner && (report.signature != source->signature ||

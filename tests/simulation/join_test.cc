@@ -400,5 +400,33 @@ TEST(JoiningATornJob, WaitsUntilTheOthersHaveLoadedACheckpoint) {
   EXPECT_TRUE(cluster.call(2, "step")) << cluster.history(2);
 }
 
+// Worker 1 makes the call later than worker 0.
+TEST(JoiningDuringAChange, WaitsUntilTheOthersHaveEndedIt) {
+  for (const bool loads : {false, true}) {
+    SCOPED_TRACE(loads ? "loads a checkpoint" : "sets the strategy again");
+    ClusterOptions options{.joiners = 1, .separate_head = true, .files = true};
+    options.settings = {{"lease", "500ms"}, {"max_workers", "3"}};
+    Cluster cluster(options, [loads](Cluster& cluster, Session& session, int worker) {
+      add_model(session);
+      if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+      if (worker == 2) return void(step_on(cluster, session, worker, 30));
+      cluster.note(worker, "save",
+                   [&] { return wait_for(session, session.save_checkpoint("model", Session::Mode::kWait)); });
+      if (worker == 1) cluster.pass_time(worker, 2s);
+      cluster.note(worker, "change", [&] {
+        return wait_for(session, loads ? session.load_checkpoint("model", Session::Mode::kWait)
+                                       : session.set_strategy("allreduce", "", Session::Mode::kWait));
+      });
+      step_on(cluster, session, worker, 200);
+    });
+    for (int worker : {0, 1}) ASSERT_TRUE(cluster.run_until_noted(worker, "save", 10s));
+    cluster.world.run_for(100ms);
+    cluster.start_worker(2);
+    EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+    for (int worker : {0, 1, 2}) EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+    EXPECT_TRUE(cluster.call(2, "step")) << cluster.history(2);
+  }
+}
+
 }  // namespace
 }  // namespace dsgd::simulation
