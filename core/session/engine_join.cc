@@ -292,7 +292,8 @@ void Engine::on_state_asked(const std::string& worker_id, const FetchState& ques
       rank_of(mesh_->members().view().members, worker_id) < 0;  // which knows an earlier view
   if (!newcomer && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
-  if (newcomer && (!started_ || !torn_.ok()))
+  const bool awaited = mesh_->members().view().paused;  // the others wait for it
+  if (newcomer && !awaited && (!started_ || !torn_.ok()))
     return respond(Status(kNotNow, started_ ? "it has to load a checkpoint" : "it has not started"));
   if (newcomer && changes_ > 0)
     return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
