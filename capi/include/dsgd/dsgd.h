@@ -766,6 +766,11 @@ DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, cons
  * the other workers' calls fail, too (DSGD_ERR_MISMATCH, with that worker's rank), and all may call it again.
  * On a GPU, values are read after the work that the host has enqueued on its default stream; wait for other
  * streams before. With `op`, the buffers are dsgd's, and the model cannot be changed, until the op has ended.
+ *
+ * On a worker that joins a running job (see Joins above), the call waits until the others have started, and
+ * while they load a checkpoint, have to load one, or change the strategy. In the view in which it takes part,
+ * one of the others then sends it all objects of the job; steps wait until it has them, so `step_timeout`
+ * must be long enough for that.
  * Threads: one thread at a time.
  * Blocks: with `op` NULL, up to `step_timeout`.
  * Errors: DSGD_ERR_MISMATCH (the same message on all workers, before any value moves), DSGD_ERR_STATE (called
