@@ -346,7 +346,8 @@ void Operations::on_deadline_passed(uint64_t number) {
                   if (answer.ok()) note_begun(*open, rank);
                   if (!answer.ok() && answer.status().code() != Code::kTimeout)
                     open->not_begun.push_back(rank);
-                  if (--open->unanswered == 0) time_out(number);
+                  // If all have begun, their data may arrive with the answers.
+                  if (--open->unanswered == 0 && !open->not_begun.empty()) time_out(number);
                 });
   }
   if (operation->unanswered == 0) time_out(number);

@@ -45,22 +45,23 @@ std::set<bool> run_late_step(const std::string& algorithm, int workers, transpor
   return outcomes;
 }
 
-void expect_agreement(int workers, const std::set<std::set<bool>>& expected) {
+const std::set<bool> kAll = {true}, kNone = {false}, kSome = {false, true};
+
+void expect_agreement(int workers, bool some_may_succeed) {
   for (const char* algorithm : {"auto", "direct", "halving_doubling", "ring"}) {
     std::set<std::set<bool>> outcomes;
     for (auto lateness = kLimit - 50ms; lateness <= kLimit + 150ms; lateness += 5ms) {
       outcomes.insert(run_late_step(algorithm, workers, lateness));
       if (testing::Test::HasFailure()) return;
     }
-    EXPECT_EQ(outcomes, expected) << algorithm;
+    EXPECT_TRUE(outcomes.count(kAll) > 0 && outcomes.count(kNone) > 0) << algorithm;
+    EXPECT_TRUE(some_may_succeed || outcomes.count(kSome) == 0) << algorithm;
   }
 }
 
-const std::set<bool> kAll = {true}, kNone = {false}, kSome = {false, true};
+TEST(Late, AStepSucceedsOnBothWorkersOrOnNeither) { expect_agreement(2, false); }
 
-TEST(Late, AStepSucceedsOnBothWorkersOrOnNeither) { expect_agreement(2, {kAll, kNone}); }
-
-TEST(Late, NoWorkerGoesOnAfterAStepThatAnotherHasGivenUp) { expect_agreement(3, {kAll, kNone, kSome}); }
+TEST(Late, NoWorkerGoesOnAfterAStepThatAnotherHasGivenUp) { expect_agreement(3, true); }
 
 // Each worker has 1 MiB of receive_memory, and one link is slower than the others: chunks of later operations
 // come early, and leave room for those that the worker waits for.
