@@ -749,9 +749,8 @@ void Engine::on_object(transport::Message message, transport::Responder respond)
   if (const auto* put = std::get_if<transport::PutObject>(&message); put && put->again) {
     // This worker has joined. If it cannot take an object of the job, it fails alone. One that is not found
     // was deleted meanwhile.
-    respond = [this, respond = std::move(respond), failed = in_view([this](const Status& why) {
-                                                     fail(why, false);
-                                                   })](const Result<transport::Message>& answer) {
+    const auto failed = in_view([this](const Status& why) { fail(why, false); });
+    respond = [respond = std::move(respond), failed](const Result<transport::Message>& answer) {
       const Status why = answer.status();
       respond(answer);
       if (!why.ok() && !is_break(why) && why.code() != Code::kNotFound && why.code() != Code::kViewChanged)
