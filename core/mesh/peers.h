@@ -232,7 +232,6 @@ class Peers final : public transport::ServerHandler {
   bool opened_ = false, closed_ = false;
   size_t chunk_bytes_ = 0;
   size_t window_ = 0;                         // unanswered bytes of one operation to one peer
-  size_t small_window_ = 0;                   // unanswered bytes of small chunks to one peer
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank; callbacks find one that is still in the view
   mutable std::mutex counters_mutex_;
   std::vector<std::shared_ptr<const metrics::PeerCounters>> counters_;  // by rank, for other threads
