@@ -980,17 +980,25 @@ Job draw(uint64_t seed, Random random) {
   return job;
 }
 
-// In this job the head is killed when it has published a view for a worker that joins, and a member of that
-// view has closed its session in the view before.
+// At some of these moments the head is killed when it has published a view for a worker that joins, and a
+// member of that view has closed its session in the view before.
 TEST(HeadLoss, AViewWithAWorkerThatHasClosedIsFollowedByOneWithoutIt) {
   constexpr uint64_t kSeed = 341843;
-  const Job job = draw(kSeed, Random(kSeed * 0x9e3779b97f4a7c15u + 3));
-  SCOPED_TRACE(job.describe());
-  const Outcome outcome(job);
-  EXPECT_TRUE(outcome.ended) << "a worker hangs";
-  EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+  int times = 0;
+  for (Duration later{}; later < 60ms; later += 1ms) {
+    Job job = draw(kSeed, Random(kSeed * 0x9e3779b97f4a7c15u + 3));
+    job.joins[0] += later;
+    SCOPED_TRACE(job.describe());
+    const Outcome outcome(job);
+    EXPECT_TRUE(outcome.ended) << "a worker hangs";
+    EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+    const auto& log = outcome.cluster().log(0);
+    times += std::any_of(log.begin(), log.end(), [](const std::string& line) {
+      return line.find("waits for a view without it") != line.npos;
+    });
+  }
 #ifdef DSGD_TEST_CUDA  // without replicas on GPUs the job takes another course
-  EXPECT_THAT(outcome.cluster().log(0), testing::Contains(HasSubstr("waits for a view without it")));
+  EXPECT_GT(times, 0);
 #endif
 }
 
