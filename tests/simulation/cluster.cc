@@ -239,12 +239,15 @@ bool Cluster::run_until_noted(int rank, const std::string& name, transport::Dura
 bool Cluster::train(Cluster& cluster, Session& session, int rank, int steps) {
   constexpr size_t kElements = 4000;
   const int64_t shape[] = {kElements};
-  auto parameter = session.add_parameter("p", DType::kFloat32, shape, true);
-  auto replica = session.add_replica("cpu");
-  if (!parameter.ok() || !replica.ok()) std::abort();
-  auto memory = session.alloc(replica.value(), parameter.value());
-  if (!memory.ok()) std::abort();
-  if (!cluster.note(rank, "start", [&] { return session.start(); })) return false;
+  const auto start = [&]() -> Status {  // the session may have failed by now
+    auto parameter = session.add_parameter("p", DType::kFloat32, shape, true);
+    if (!parameter.ok()) return parameter.status();
+    auto replica = session.add_replica("cpu");
+    if (!replica.ok()) return replica.status();
+    auto memory = session.alloc(replica.value(), parameter.value());
+    return memory.ok() ? session.start() : memory.status();
+  };
+  if (!cluster.note(rank, "start", start)) return false;
   for (int k = 0; k < steps; ++k) {
     StepResult result;
     if (!cluster.note(rank, "step " + std::to_string(k), [&] { return session.step(1, &result); }))
