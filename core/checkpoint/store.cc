@@ -118,13 +118,12 @@ Result<Manifest::File> Store::write_file(uint64_t step, const std::string& name,
 Status Store::check_unchanged(const std::string& folder, const Manifest& manifest) {
   auto names = files_.list(folder);
   if (!names.ok()) return names.status();
-  bool unchanged = std::find(names->begin(), names->end(), kManifest) == names->end();
-  for (const Manifest::File& file : manifest.files) {
-    if (!unchanged) break;
+  const bool published = std::find(names->begin(), names->end(), kManifest) != names->end();
+  const auto is_as_written = [&](const Manifest::File& file) {
     auto written = files_.open(folder + '/' + file.name);
-    unchanged = written.ok() && written.value()->nbytes() == file.nbytes;
-  }
-  if (unchanged) return {};
+    return written.ok() && written.value()->nbytes() == file.nbytes;
+  };
+  if (!published && std::all_of(manifest.files.begin(), manifest.files.end(), is_as_written)) return {};
   return Status(Code::kExists,
                 "'" + folder +
                     "' was changed while this worker saved its checkpoint there; another job, "

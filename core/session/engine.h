@@ -384,6 +384,8 @@ class Engine final : public SessionEvents {
   // whose state may move.
   Result<Plan> plan_of(const StrategySpec& strategy, bool frozen_too = false) const;
   Status apply_plan(Plan plan);
+  // A load of a checkpoint or a change of the strategy is in progress until the returned function is called.
+  Done begin_change(Done done);
   void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done);
   void move_state(std::shared_ptr<Call> call, Done done);
   void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket,
@@ -512,7 +514,7 @@ class Engine final : public SessionEvents {
   int32_t start_source_ = 0;          // the rank whose values all workers begin with
   uint64_t next_step_ = 0;
   uint64_t strategy_version_ = 0;      // changes of the strategy, and checkpoints loaded
-  int changes_ = 0;                    // calls in progress that raise it
+  int changes_ = 0;                    // those that are in progress: begin_change()
   std::optional<uint64_t> joined_at_;  // the first step of a worker that has joined the running job
   uint32_t total_replicas_ = 1;
   StepResult last_result_;       // of the last step that succeeded

@@ -72,11 +72,7 @@ void Engine::load_checkpoint(const std::string& folder, Done done, const CallOpt
   checkpoint->kind = Kind::kLoad;
   checkpoint->folder = folder;
   checkpoint->options = options;
-  ++changes_;
-  checkpoint->done = [this, done = std::move(done)](const Status& status) {
-    --changes_;
-    done(status);
-  };
+  checkpoint->done = begin_change(std::move(done));
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
   checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }

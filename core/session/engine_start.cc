@@ -418,14 +418,18 @@ Status Engine::replan() {
   return apply_plan(std::move(plan).value());
 }
 
-void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
-  if (!torn_.ok()) return done(torn_);
-  if (Status status = callable(); !status.ok()) return done(status);
+Engine::Done Engine::begin_change(Done done) {
   ++changes_;
-  done = [this, done = std::move(done)](const Status& status) {
+  return [this, done = std::move(done)](const Status& status) {
     --changes_;
     done(status);
   };
+}
+
+void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
+  if (!torn_.ok()) return done(torn_);
+  if (Status status = callable(); !status.ok()) return done(status);
+  done = begin_change(std::move(done));
   const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);

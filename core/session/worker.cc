@@ -371,15 +371,15 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   member_->on_left([this](int32_t rank, uint64_t call) { engine_->note_departure(rank, call); });
   member_->on_view(
       [this](const transport::JoinReply& view, const Status& why) { engine_->change_view(view, why); });
-  member_->on_present_view([this] {
-    enter(member_->present_view());
-    if (on_view_) on_view_();
-    engine_->check_sources();
-  });
-  engine_->on_view([this](const transport::JoinReply& view) {
+  const auto take_view = [this](const transport::JoinReply& view) {
     enter(view);
     if (on_view_) on_view_();
+  };
+  member_->on_present_view([this, take_view] {
+    take_view(member_->present_view());
+    engine_->check_sources();
   });
+  engine_->on_view(take_view);
   engine_->on_loss([this](int32_t unreachable, const Status& cause, bool silent) {
     if (!member_) return false;
     if (unreachable < 0) return member_->has_head();

@@ -275,6 +275,12 @@ TEST(Joining, OutlivesALossAtAnyMoment) {
   EXPECT_GT(joined, 30 / DSGD_SIMULATION_LOSS_STRIDE);
 }
 
+void add_model(Session& session) {
+  const int64_t count = 4000;
+  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+  (void)session.alloc(session.add_replica("cpu").value(), parameter);
+}
+
 TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
   const ClusterOptions options{
       .workers = 1,
@@ -283,9 +289,7 @@ TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
       .settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "2"}, {"step_timeout", "60s"}},
       .network = {.delay = {1ms, 1ms}}};
   Cluster cluster(options, [](Cluster& cluster, Session& session, int rank) {
-    const int64_t count = 100;
-    Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-    const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+    add_model(session);
     if (!cluster.note(rank, "start", [&] { return session.start(); })) return;
     StepResult result;
     for (auto k = session.info().steps; k < 400; ++k) {
@@ -306,12 +310,6 @@ TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
   ASSERT_TRUE(evicted) << cluster.history(1);
   EXPECT_EQ(evicted->status.code(), Code::kEvicted) << evicted->status.message();
   EXPECT_LT(evicted->ended - cut, 5s);
-}
-
-void add_model(Session& session) {
-  const int64_t count = 4000;
-  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-  (void)session.alloc(session.add_replica("cpu").value(), parameter);
 }
 
 // Steps until the others have ended, or for `steps`.
