@@ -108,6 +108,9 @@ class ClientChannel {
   // not call their `done`. No span of the operation is read after this returns. Does not throw.
   virtual void revoke(uint64_t operation) = 0;
 
+  // Returns whether no chunk waits for its turn. Those that wait are lost when the channel is destroyed.
+  virtual bool all_sent() const = 0;
+
   // Sends what is queued, tells the peer (Goodbye is core's) and closes; at once when `flush` is false.
   // `closed` is not called for it.
   virtual void close(bool flush) = 0;
@@ -131,6 +134,7 @@ class ChannelOf : public ClientChannel {
     end_->send_small(header, data, std::move(done));
   }
   void revoke(uint64_t operation) override { end_->revoke(operation); }
+  bool all_sent() const override { return end_->all_sent(); }
   void close(bool flush) override { end_->close(flush); }
 
  protected:

@@ -15,10 +15,12 @@ namespace {
 
 // Chunks of 64 KiB were 2 to 3 times slower; chunks above 1 MiB were not faster.
 constexpr size_t kLargestChunk = 1 << 20;
-constexpr size_t kSmallestChunk = 4096;
+constexpr size_t kSmallestChunk = 2048;
 constexpr size_t kChunksInWindow = 4;
-// Largest number of operations for which a peer may have unanswered chunks at once.
-constexpr size_t kOpenAtOnce = 2 * kOpenTasks + (kChannels - 1) * kOpenTasksOfAChannel;
+constexpr size_t kLargestSmallWindow = 1 << 20;
+// Largest number of operations for which a peer may have unanswered chunks at once: it may be kOpenTasks
+// buckets ahead, and each may have an operation for its copies (Step::send_means).
+constexpr size_t kOpenAtOnce = 4 * kOpenTasks + (kChannels - 1) * kOpenTasksOfAChannel;
 
 // Shorter waits for a peer are not worth a span of the trace.
 constexpr transport::Duration kTracedWait = std::chrono::milliseconds(1);
@@ -72,16 +74,21 @@ Status Peers::open(const transport::JoinReply& view) {
     peers_.push_back(std::make_shared<Peer>(static_cast<int32_t>(rank)));
   departures_.begin_view();
   share_counters();
-  // Everything a peer may have on its way or parked here, at the worst, stays within receive_memory.
-  size_t share = options_.receive_memory / std::max<size_t>(1, peers * kOpenAtOnce);
+  // Everything that peers may have on its way or parked here, at the worst, stays within receive_memory.
+  // Otherwise chunks of later operations could leave no room for the chunk that this worker waits for. Each
+  // operation may have one small chunk beyond the small window.
+  const size_t of_peer = options_.receive_memory / std::max<size_t>(1, peers);
+  small_window_ = std::min(kLargestSmallWindow, of_peer / 4);
+  const size_t share = (of_peer - small_window_) / kOpenAtOnce;
   chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
   if (chunk_bytes_ < kSmallestChunk) {
+    constexpr size_t kLeastOfPeer = 2 * kSmallestChunk * kOpenAtOnce / 3 * 4 + 4;
     return Status(Code::kInvalidArgument, "receive_memory = " + std::to_string(options_.receive_memory) +
                                               " bytes is too little for " + std::to_string(peers + 1) +
                                               " workers; set at least " +
-                                              std::to_string(2 * kSmallestChunk * peers * kOpenAtOnce));
+                                              std::to_string(kLeastOfPeer * peers));
   }
-  window_ = std::min(share, kChunksInWindow * chunk_bytes_);
+  window_ = std::min(share - std::min(chunk_bytes_, transport::kSmallBytes), kChunksInWindow * chunk_bytes_);
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view.rank;
   options_.hello.view = view.learner ? std::numeric_limits<uint64_t>::max() : view.view;
@@ -160,6 +167,7 @@ void Peers::dial(int32_t rank) {
   dial.token = options_.token;
   dial.deadline = loop().now() + options_.lease;
   dial.bulk_window = window_;
+  dial.small_window = small_window_;
   const std::weak_ptr<Peer> weak = peers_[rank];
   dial.closed = [this, weak](const Status& why) {
     const auto peer = weak.lock();
@@ -301,7 +309,9 @@ void Peers::tell_failure(const Message& message, const Status& cause) {
 }
 
 bool Peers::all_sent() const {
-  return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->unsent.empty(); });
+  return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+    return peer->unsent.empty() && (!peer->channel || !peer->broken.ok() || peer->channel->all_sent());
+  });
 }
 
 void Peers::count_wait(int32_t rank, transport::Time begun, bool failed) {

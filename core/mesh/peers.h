@@ -131,7 +131,7 @@ class Peers final : public transport::ServerHandler {
   // Tell all peers that an operation has failed, or that this session has.
   void tell_operation_failed(uint64_t operation, const Status& cause);
   void tell_session_failed(const Status& cause);
-  bool all_sent() const;  // no message waits for a connection
+  bool all_sent() const;  // no message waits for a connection or for its turn
 
   // Returns why a call to a peer failed: the peer's answer, or the loss of the worker if the connection
   // ended.
@@ -232,6 +232,7 @@ class Peers final : public transport::ServerHandler {
   bool opened_ = false, closed_ = false;
   size_t chunk_bytes_ = 0;
   size_t window_ = 0;                         // unanswered bytes of one operation to one peer
+  size_t small_window_ = 0;                   // unanswered bytes of small chunks to one peer
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank; callbacks find one that is still in the view
   mutable std::mutex counters_mutex_;
   std::vector<std::shared_ptr<const metrics::PeerCounters>> counters_;  // by rank, for other threads

@@ -201,8 +201,8 @@ class Engine final : public SessionEvents {
   void detach_from_loop() {
     waiter_.close(), copies_.close(), step_.close(), stalls_.close(), checkpoints_.close();
   }
-  bool idle() const;                                                   // no operation is in flight
-  bool all_sent() const { return !mesh_ || mesh_->peers.all_sent(); }  // no message waits for a connection
+  bool idle() const;  // no operation is in flight
+  bool all_sent() const { return !mesh_ || mesh_->peers.all_sent(); }
 
   // SessionEvents
   void on_peer_failure(int32_t rank, const Status& why) override;

@@ -345,9 +345,10 @@ void Session::Impl::leave(transport::Time deadline, bool may_wait) {
 }
 
 // First waits for operations in flight, until the deadline, which another close() may bring forward. Then
-// waits for messages of ended operations to peers that are still being dialled, for a second whatever the
-// deadline, since the peers' operations need them. A peer that does not answer delays this and the leaving
-// for one lease together. After a failure of the session no peer needs a message: the head tells them all.
+// waits until all that ended operations have to send is sent, for a second whatever the deadline, since the
+// peers' operations need it: messages may wait for a connection, and chunks for their turn. A peer that does
+// not answer delays this and the leaving for one lease together. After a failure of the session no peer needs
+// a message: the head tells them all.
 void Session::Impl::wait_until_idle(transport::Time deadline) {
   const transport::Time latest =
       deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;

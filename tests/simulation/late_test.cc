@@ -1,8 +1,9 @@
 // A worker comes to a step around the time at which the others give it up. Two workers always agree whether
 // the step has succeeded. Of three, one may complete it with data that was on its way; it learns that another
-// has given up, and no worker makes a further step.
+// has given up, and no worker makes a further step. And data that come early.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 
 #include "cluster.h"
@@ -61,6 +62,41 @@ void expect_agreement(int workers, bool some_may_succeed) {
 TEST(Late, AStepSucceedsOnBothWorkersOrOnNeither) { expect_agreement(2, false); }
 
 TEST(Late, NoWorkerGoesOnAfterAStepThatAnotherHasGivenUp) { expect_agreement(3, true); }
+
+// Each worker has 1 MiB of receive_memory, and one link is slower than the others: chunks of later operations
+// come early, and leave room for those that the worker waits for.
+TEST(Late, ChunksThatComeEarlyLeaveRoomInReceiveMemory) {
+  constexpr int kWorkers = 3, kSteps = 5;
+  for (int from = 0; from < kWorkers; ++from) {
+    for (int to = 0; to < kWorkers; ++to) {
+      if (from == to) continue;
+      const ClusterOptions options{.workers = kWorkers,
+                                   .separate_head = true,
+                                   .settings = {{"strategy", "ps"},
+                                                {"copies", "2"},
+                                                {"min_workers", "1"},
+                                                {"bucket_size", "256K"},
+                                                {"lease", "1s"},
+                                                {"step_timeout", "20s"}},
+                                   .network = {.delay = {1ms, 1ms}}};
+      Cluster cluster(options, [](Cluster& cluster, Session& session, int rank) {
+        if (!session.set_optimizer("sgd", "lr=1 momentum=0.5").ok()) std::abort();
+        const int64_t count = 1'000'000;
+        Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+        const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+        if (!cluster.note(rank, "start", [&] { return session.start(); })) return;
+        StepResult result;
+        for (int k = 0; k < kSteps; ++k) {
+          if (!cluster.note(rank, "step", [&] { return session.step(1, &result); })) return;
+        }
+      });
+      cluster.world.set_delay(cluster.process(from), cluster.process(to), {3ms, 3ms});
+      EXPECT_TRUE(cluster.run_until_ended(100s));
+      for (int rank = 0; rank < kWorkers; ++rank)
+        EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace dsgd::simulation

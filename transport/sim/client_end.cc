@@ -253,8 +253,7 @@ void ClientEnd::close(bool flush) {
 
 void ClientEnd::finish_if_flushed() {
   if (!closing_ || !connection_) return;
-  if (!small_.empty() || !bulk_.empty()) return;
-  connection_->to_server.finish(true);
+  if (all_sent()) connection_->to_server.finish(true);
 }
 
 void ClientEnd::drained() {

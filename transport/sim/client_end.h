@@ -27,6 +27,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   void send_small(const BulkHeader& header, std::span<const std::byte> data,
                   std::function<void(const Status&)> done);
   void revoke(uint64_t operation);
+  bool all_sent() const { return small_.empty() && bulk_.empty(); }
   void close(bool flush);
   void abandon();  // the channel or the network is destroyed: no callback any more, no span read
   void fail_dial(const Status& why);

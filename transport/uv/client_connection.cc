@@ -276,8 +276,6 @@ void ClientConnection::abandon() {
   if (!ended()) guarded([this] { close_link(true); });  // else the network closes it
 }
 
-bool ClientConnection::nothing_to_send() const { return small_.empty() && bulk_.empty(); }
-
 void ClientConnection::link_written() {
   pump();
   Connection::link_written();

@@ -27,6 +27,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void send_small(const BulkHeader& header, std::span<const std::byte> data,
                   std::function<void(const Status&)> done);
   void revoke(uint64_t operation);
+  bool all_sent() const { return small_.empty() && bulk_.empty(); }
   void close(bool flush);
   // The channel object is gone: no callback, no span read any more, but what is queued besides goes out.
   void abandon();
@@ -70,7 +71,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void drop_rpc();
   Status closed_status() const;
 
-  bool nothing_to_send() const override;
+  bool nothing_to_send() const override { return all_sent(); }
   bool holds_messages() const override { return false; }  // answers are read at once
   void mute() override;
   void broken(const Status& why) override;

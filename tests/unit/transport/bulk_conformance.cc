@@ -208,7 +208,10 @@ TEST_P(Conformance, AReceiverThatDoesNotFinishBoundsTheSender) {
     for (int i = 0; i < 3; ++i) ping(*client);  // calls pass what waits for its window
     on(*serving_,
        [&] { EXPECT_EQ(recorder_.chunks.size(), arrived) << "no more than the window is unanswered"; });
-    on(*dialling_, [&] { EXPECT_EQ(ends.size(), finished); });
+    on(*dialling_, [&] {
+      EXPECT_EQ(ends.size(), finished);
+      EXPECT_EQ(client->channel->all_sent(), arrived == 6);
+    });
     on(*serving_, [&] { held[finished]->finish(Status()); });
     ASSERT_TRUE(client_until([&] { return ends.size() == finished + 1; }));
   }
@@ -296,6 +299,7 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
   for (int finished = 0; finished < 3; ++finished) {
     ASSERT_TRUE(client_until([&] { return sent == 2 + finished; }))
         << "a place in the window needs no answer";
+    on(*dialling_, [&] { EXPECT_FALSE(client->channel->all_sent()); });
     ASSERT_TRUE(server_until([&] { return held.size() == static_cast<size_t>(2 + finished); }));
     ping(*client);
     on(*serving_, [&] { EXPECT_EQ(held.size(), static_cast<size_t>(2 + finished)); });
@@ -303,6 +307,7 @@ TEST_P(Conformance, SmallChunksWaitForTheirWindow) {
     on(*serving_, [&] { held[finished]->finish(Status()); });
   }
   ASSERT_TRUE(client_until([&] { return sent == 5; }));
+  on(*dialling_, [&] { EXPECT_TRUE(client->channel->all_sent()); });
   ASSERT_TRUE(server_until([&] { return held.size() == 5; }));
   on(*serving_, [&] {
     for (uint64_t i = 0; i < 5; ++i) EXPECT_EQ(recorder_.chunks[i].header.offset, i);
