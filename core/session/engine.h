@@ -417,6 +417,7 @@ class Engine final : public SessionEvents {
   void name_difference(const std::shared_ptr<Copying>& copying, std::shared_ptr<const Group> informed,
                        const transport::ViewReport& report);
   void give_state(const std::shared_ptr<Copying>& copying);
+  void give_objects(const std::shared_ptr<Copying>& copying, std::function<void()> then);
   void copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
                   const std::vector<transport::ViewReport>& reports);
   void broadcast_state(const std::shared_ptr<Copying>& copying, std::shared_ptr<StateCopy> copy,

@@ -428,9 +428,18 @@ void Engine::give_state(const std::shared_ptr<Copying>& copying) {
         }
         step_.when_reached(deadline, in_view([this, copying, copy](const Status& reached) {
                              if (!reached.ok()) return fail(reached, true);
-                             broadcast_state(copying, copy, copying->then);
+                             give_objects(copying, in_view([this, copying, copy] {
+                                            broadcast_state(copying, copy, copying->then);
+                                          }));
                            }));
       }));
+}
+
+// Before the state: a learner that has the state is none in the next view, and is given no objects there.
+void Engine::give_objects(const std::shared_ptr<Copying>& copying, std::function<void()> then) {
+  const auto given = join(copying->learners.size() + 1, [then](const Status&) { then(); });
+  for (int32_t learner : copying->learners) objects_.give(*peers(), learner, given);
+  given({});
 }
 
 void Engine::copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
@@ -504,11 +513,9 @@ void Engine::broadcast_state(const std::shared_ptr<Copying>& copying, std::share
                          wide(parameter.dtype), copying->whole});
     }
   }
-  const size_t given = rank() == copying->source ? copying->learners.size() : 0;
   const auto all =
-      join(tensors.size() + given,
+      join(tensors.size(),
            in_view([this, copy, then](const Status& status) { status.ok() ? then() : fail(status, true); }));
-  for (size_t l = 0; l < given; ++l) objects_.give(*peers(), copying->learners[l], all);
   for (Tensor& tensor : tensors) {
     if (tensor.group->own_index < 0) {
       ++copying->call->next;  // the broadcast of others

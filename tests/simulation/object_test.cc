@@ -433,5 +433,40 @@ TEST(Object, TheOthersOutliveAWorkerThatDiesWhileItGetsThem) {
   EXPECT_GT(without, 0);
 }
 
+// Another worker dies while one that joins fetches the objects. It gets them in the next view.
+TEST(Object, AWorkerThatJoinsHasTheObjectsWhateverViewsFollow) {
+  const Bytes bytes = pattern(10'000'000, 1);
+  int joined_late = 0;  // jobs whose workers died before it had joined
+  for (Duration after = 5ms; after <= 305ms; after += 10ms) {
+    SCOPED_TRACE(std::to_string(after / 1ms) + " ms after its dsgd_init");
+    ClusterOptions options = options_of(3);
+    options.joiners = 1;
+    options.settings = {{"min_workers", "1"}, {"max_workers", "4"}};
+    options.network.delay = {2ms, 2ms};
+    Cluster cluster(options, [&](Cluster& cluster, Session& session, int worker) {
+      const int64_t count = 100;
+      Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+      (void)session.alloc(session.add_replica("cpu").value(), parameter);
+      if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+      if (worker == 0) cluster.note(worker, "put", [&] { return put(session, "x", bytes); });
+      if (worker == 3 && !cluster.note(worker, "get", [&] { return get(session, "x", bytes); })) return;
+      StepResult result;
+      for (int k = 0; k < 20; ++k) {
+        if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return;
+        cluster.pass_time(worker, 50ms);
+      }
+    });
+    ASSERT_TRUE(cluster.run_until_noted(0, "step", 10s));
+    cluster.start_worker(3);
+    ASSERT_TRUE(cluster.run_until_noted(3, "open", 10s));
+    cluster.world.run_for(after);
+    joined_late += !cluster.call(3, "start");
+    cluster.world.kill(cluster.process(2), Death::kReset);
+    ASSERT_TRUE(cluster.run_until_ended(100s));
+    for (int worker : {0, 1, 3}) EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+  }
+  EXPECT_GT(joined_late, 3);
+}
+
 }  // namespace
 }  // namespace dsgd::simulation
