@@ -9,6 +9,8 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "core/metrics/counters.h"
@@ -290,10 +292,11 @@ struct Session::Impl {
   std::atomic<transport::Time> idle_since{transport::kNever};  // no operation has been in flight
   std::atomic<bool> stop{false};
 
-  std::mutex model_mutex;      // registering and binding
-  RetiredBuffers retired;      // added to under model_mutex
-  metrics::Counter allocated;  // bytes of dsgd_alloc; changed under model_mutex
-  std::mutex step_mutex;       // the step in flight, and the order of its messages to the loop
+  std::mutex model_mutex;                                // registering and binding
+  std::unordered_set<std::string_view> parameter_names;  // of the model; under model_mutex
+  RetiredBuffers retired;                                // added to under model_mutex
+  metrics::Counter allocated;                            // bytes of dsgd_alloc; changed under model_mutex
+  std::mutex step_mutex;  // the step in flight, and the order of its messages to the loop
   std::shared_ptr<Operation> step_operation;
   bool in_step = false;
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy

@@ -44,10 +44,8 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
   if (name.find(' ') != name.npos || has_control_character(name)) {
     return bad(Code::kInvalidArgument, "the name has a space or control character; give one without");
   }
-  for (const auto& parameter : model.parameters) {
-    if (parameter->name == name)
-      return bad(Code::kExists, "the name is taken; give each parameter one of its own");
-  }
+  if (impl_->parameter_names.count(name) > 0)
+    return bad(Code::kExists, "the name is taken; give each parameter one of its own");
   if (trained && !is_floating(dtype)) {
     return bad(Code::kInvalidArgument,
                std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
@@ -76,6 +74,7 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
   model.parameters.push_back(std::move(parameter));
   model.settings.emplace_back();
   for (auto& bindings : model.bindings) bindings.emplace_back();
+  impl_->parameter_names.insert(model.parameters.back()->name);
   return model.parameters.back().get();
 }
 

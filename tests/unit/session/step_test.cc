@@ -218,7 +218,7 @@ TEST(Overlap, AWaitForAStepThatIsJustEndingSaysHowItEnds) {
         if (status != DSGD_ERR_WAIT_TIMEOUT) begun = nullptr;
       }
     });
-    for (int step = 0; step < 15000; ++step) {
+    for (int step = 0; step < 4000; ++step) {
       dsgd_op* op;
       DSGD_OK_OR_FAIL(dsgd_step_begin(session, 1, nullptr, &op, error_));
       begun = op;
