@@ -126,7 +126,11 @@ void EtcdStore::on_keys(const Etcd::Reading& keys) {
   }
   if (std::exchange(stood_by_, leader->created) != leader->created)
     events_.standing_by(address_of(leader->bytes));
-  wait_for_end(keys.revision);
+  const std::pair seen(leader->modified, record ? record->modified : 0);
+  const bool changed = std::exchange(seen_, seen) != seen;
+  // Some proxies end a watch at once, though nothing has changed.
+  if (!std::exchange(told_, false) || changed) return wait_for_end(keys.revision);
+  after(pause(), [this, revision = keys.revision] { wait_for_end(revision); });
 }
 
 Result<transport::HeadRecord> EtcdStore::read_record(const Etcd::Value& value) const {
@@ -139,6 +143,7 @@ Result<transport::HeadRecord> EtcdStore::read_record(const Etcd::Value& value) c
 
 void EtcdStore::wait_for_end(int64_t revision) {
   etcd_.watch(keys_, revision + 1, ttl_, [this](const Status& status) {
+    told_ = status.ok();
     if (status.ok() || status.code() == Code::kTimeout) return look();
     look_again(status);
   });

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/membership/etcd.h"
@@ -92,9 +93,11 @@ class EtcdStore final : public ViewStore {
   std::string address_;
   Events events_;
   Phase phase_ = Phase::kLooking;
-  size_t attempts_ = 0;       // before the first answer
-  int64_t stood_by_ = 0;      // revision of the leader that Events::standing_by has named last
-  bool has_begun_ = false;    // whether the job for which this head stands by has a record
+  size_t attempts_ = 0;                 // before the first answer
+  int64_t stood_by_ = 0;                // revision of the leader that Events::standing_by has named last
+  std::pair<int64_t, int64_t> seen_{};  // revisions of the leader and the record
+  bool told_ = false;                   // the last watch has told of a change
+  bool has_begun_ = false;              // whether the job for which this head stands by has a record
   std::string warned_;        // the last failure, of a series that was logged once; empty: there is none
   std::string store_warned_;  // as warned_, of requests to store
   Etcd::Lease lease_;
