@@ -60,13 +60,15 @@ struct Job {
 
 float weight(int rank) { return static_cast<float>(1 + rank); }
 
+constexpr size_t kPeriod = 7;  // of gradients, in elements
+
 // A multiple of each possible sum of weights, up to 10; or small, so that sums are exact in halves.
 float gradient(const Job& job, int rank, int step, size_t parameter, size_t i) {
   const float unit = job.settings.count("wire") ? 1 : 2520;
-  return unit * static_cast<float>(
-                    static_cast<int>(
-                        (i + 3 * static_cast<size_t>(rank) + 5 * static_cast<size_t>(step) + parameter) % 7) -
-                    3);
+  return unit * static_cast<float>(static_cast<int>((i + 3 * static_cast<size_t>(rank) +
+                                                     5 * static_cast<size_t>(step) + parameter) %
+                                                    kPeriod) -
+                                   3);
 }
 
 bool takes_part(const Job& job, int rank, int step) {
@@ -86,6 +88,14 @@ float change(const Job& job, int step, size_t parameter, size_t i) {
     if (takes_part(job, rank, step)) sum += weight(rank) * gradient(job, rank, step, parameter, i);
   }
   return sum / sum_of_weights(job, step);
+}
+
+// Calls set(i, f(i)) for each element of a parameter. f has the period of gradient().
+template <typename F, typename Set>
+void for_each_element(size_t count, F&& f, Set&& set) {
+  std::array<float, kPeriod> values;
+  for (size_t i = 0; i < kPeriod; ++i) values[i] = f(i);
+  for (size_t i = 0; i < count; ++i) set(i, values[i % kPeriod]);
 }
 
 // The steps of one worker, which notes what is wrong as a failed call.
@@ -141,7 +151,9 @@ class Trainer {
   Status make(int step, StepResult* result) {
     for (size_t p = 0; p < kCounts.size(); ++p) {
       float* gradients = static_cast<float*>(memory_[p]->gradient);
-      for (size_t i = 0; i < want_[p].size(); ++i) gradients[i] = gradient(job_, rank_, step, p, i);
+      for_each_element(
+          want_[p].size(), [&](size_t i) { return gradient(job_, rank_, step, p, i); },
+          [&](size_t i, float value) { gradients[i] = value; });
     }
     const double weight_now = takes_part(job_, rank_, step) ? weight(rank_) : 0;
     if (!job_.overlapped) return session_.step(weight_now, result);
@@ -165,8 +177,12 @@ class Trainer {
     }
     for (size_t p = 0; p < kCounts.size(); ++p) {
       const float* values = static_cast<const float*>(memory_[p]->value);
+      if (sum > 0) {
+        for_each_element(
+            want_[p].size(), [&](size_t i) { return change(job_, step, p, i); },
+            [&](size_t i, float value) { want_[p][i] -= value; });
+      }
       for (size_t i = 0; i < want_[p].size(); ++i) {
-        if (sum > 0) want_[p][i] -= change(job_, step, p, i);
         if (values[i] != want_[p][i]) {
           return Status(Code::kInternal, "element " + std::to_string(i) + " of p" + std::to_string(p) +
                                              " is " + std::to_string(values[i]) + " instead of " +

@@ -764,6 +764,7 @@ TEST(Copies, OfARangeAreMadeAnewOrTheLossOfAllIsAnError) {
   for (Duration between = 0us; between < 4ms; between += kStride * 100us) {
     for (int victim = 1; victim < 4; ++victim) {
       Job job = with_copies(4, 2);
+      job.settings["receive_memory"] = "64M";  // with less, these losses come before the first copies
       job.losses = {{0, 3ms, Loss::kKill}, {victim, 3ms + between, Loss::kKill}};
       SCOPED_TRACE(job.describe());
       const Outcome outcome(job);
@@ -844,6 +845,7 @@ TEST(Copies, MoveToAWorkerThatJoinsAndOutliveALossAtAnyMomentThen) {
 // The loss of worker 0 changes all ranks, and the worker that joins has another number than its rank.
 TEST(Copies, MoveOnlyFromAWorkerThatIsLostAndToOneThatJoins) {
   Job job = with_copies(5, 2);
+  job.settings["receive_memory"] = "64M";  // so that steps are short and the worker joins before the last
   job.elements = 400'000;
   job.steps = 200;
   job.losses = {{0, 20ms, Loss::kKill}};
