@@ -436,7 +436,7 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
   const auto sender = sender_of(request);
   if (opened_ && options_.views_change && sender && sender->view > members_.view().view)
     return incoming_.keep(channel, std::move(request), std::move(respond));
-  const auto* const connection = incoming_.find(channel);
+  auto* const connection = incoming_.find(channel);
   if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
     respond(Message(transport::Empty{}));
     if (is_peer_of(connection, failed->view, failed->rank) && !failed->cause.ok())
@@ -478,7 +478,7 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
     }
     session_.on_object(std::move(request), std::move(respond));
   } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {
-    if (auto* const connection = incoming_.find(channel)) {
+    if (connection) {
       auto digests = std::exchange(goodbye->digests, {});
       connection->goodbye = *goodbye;
       if (opened_ && members_.is_peer(connection->rank))

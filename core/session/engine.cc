@@ -219,7 +219,7 @@ void Engine::exchange(std::shared_ptr<Call> call, const BulkHeader& like, std::v
 
 void Engine::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
                        const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
   when_fetched(call, "all-reduce", options, done, [=, this] {
     if (!mesh_) return done({});  // sum, min, max, product and mean of one
@@ -306,7 +306,7 @@ void Engine::reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, D
 
 void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
                        const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   if (!mesh_) return done({});
   const std::shared_ptr<Call> call = begin_call(&done, options);
   when_fetched(call, "broadcast", options, done, [=, this] {
@@ -325,7 +325,7 @@ void Engine::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Don
 
 void Engine::allgather(std::span<const std::byte> send, std::span<std::byte> receive,
                        std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
   when_fetched(call, "all-gather", options, done,
                [=, this] { allgather_fetched(call, send, receive, counts, dtype, done); });
@@ -362,7 +362,7 @@ void Engine::allgather_fetched(std::shared_ptr<Call> call, std::span<const std::
 void Engine::reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive,
                             std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
                             const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   const std::shared_ptr<Call> call = mesh_ ? begin_call(&done, options) : nullptr;
   when_fetched(call, "reduce-scatter", options, done,
                [=, this] { reduce_scatter_fetched(call, send, receive, counts, dtype, reduction, done); });
@@ -430,7 +430,7 @@ void Engine::reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std
 }
 
 void Engine::barrier(Done done, const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   if (!mesh_) return done({});
   std::shared_ptr<Call> call = begin_call(&done, options);
   meet(std::move(call), Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
@@ -535,13 +535,13 @@ Engine::Done Engine::watched(const char* operation, const std::string& name, Don
 }
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   objects_.put(peers(), name, std::move(object), {deadline(options), deadline_setting(options)},
                watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   objects_.delete_everywhere(peers(), name, {deadline(options), deadline_setting(options)},
                              watched(Objects::kDelete, name, std::move(done)));
 }

@@ -113,7 +113,6 @@ class Engine final : public SessionEvents {
 
   void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   void set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options = {});
-  bool started() const { return started_; }
 
   // Checkpoints (engine_checkpoint.cc, engine_load.cc). One is saved or loaded at a time; later calls wait.
   //
@@ -360,6 +359,7 @@ class Engine final : public SessionEvents {
   // The plan in one line; or why there is none.
   static std::string describe_plan(const Result<Plan>& plan, const StrategySpec& strategy);
   void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
+  void on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done);
   // Has this worker of the view joined after the job began, unlike rank 0?
   bool has_joined_later(int32_t rank) const;
   // A worker that has joined later fails, as its settings differ. The others go on in a view without it.
@@ -401,7 +401,7 @@ class Engine final : public SessionEvents {
 
   // Changes of the view (engine_view.cc).
   Status view_changed() const;
-  Status callable();
+  Status admit_call();
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   std::string present_signature() const;

@@ -27,7 +27,7 @@ using transport::CheckpointReport;
 // ---- both saving and loading
 
 Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
-  if (Status status = callable(); !status.ok()) return status;
+  if (Status status = admit_call(); !status.ok()) return status;
   if (!checkpoints_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   checkpoint->options.channel = kCheckpointChannel;

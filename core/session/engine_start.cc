@@ -186,48 +186,55 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
-  give_all(
-      call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
-      [this, call, mine, theirs, done](const Status& status) {
-        if (!status.ok()) return done(status);
-        const std::string difference = first_difference(text_of(*theirs), mine, rank());
-        exchange(
-            call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
-            "dsgd_start",
-            [this, difference, done](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-              if (!status.ok()) return done(status);
-              // If all others differ from rank 0, it is the odd one.
-              const bool all_differ =
-                  all.size() > 2 &&
-                  std::none_of(all.begin() + 1, all.end(), [](const auto& text) { return text.empty(); });
-              bool newcomer_differs = false;
-              for (size_t rank = 0; rank < all.size(); ++rank) {
-                if (all[rank].empty()) continue;
-                if (has_joined_later(static_cast<int32_t>(rank))) {
-                  newcomer_differs = true;
-                  continue;
-                }
-                const std::string text = text_of(all[rank]);
-                std::string parameter;
-                if (const size_t at = text.find("'parameter "); at != std::string::npos) {
-                  parameter = text.substr(at + 11, text.find(' ', at + 11) - at - 11);
-                }
-                const bool versions = text.find("'fingerprint = ") != std::string::npos;
-                return done(Status(Code::kMismatch,
-                                   "dsgd_start: workers disagree: " + text +
-                                       (versions ? "; run the same versions on all workers, or set the "
-                                                   "same `fingerprint`"
-                                                 : "; register the same parameters in the same order "
-                                                   "and set the same options on all workers"))
-                                .with_rank(all_differ ? 0 : static_cast<int32_t>(rank))
-                                .with_operation("dsgd_start")
-                                .with_parameter(parameter));
-              }
-              if (!newcomer_differs)
-                return done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
-              if (!difference.empty()) fail_newcomer(difference);
-            });
-      });
+  give_all(call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
+           [this, call, mine, theirs, done](const Status& status) {
+             if (!status.ok()) return done(status);
+             const std::string difference = first_difference(text_of(*theirs), mine, rank());
+             exchange(
+                 call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
+                 "dsgd_start",
+                 [this, done](const Status& status, const std::vector<std::vector<std::byte>>& differences) {
+                   status.ok() ? on_differences(differences, done) : done(status);
+                 });
+           });
+}
+
+namespace {
+// `difference`: a line of the signature, of which two workers have their own.
+Status signature_mismatch(const std::string& difference, int32_t rank) {
+  std::string parameter;
+  if (const size_t at = difference.find("'parameter "); at != std::string::npos)
+    parameter = difference.substr(at + 11, difference.find(' ', at + 11) - at - 11);
+  const bool versions = difference.find("'fingerprint = ") != std::string::npos;
+  const std::string remedy = versions
+                                 ? "run the same versions on all workers, or set the same `fingerprint`"
+                                 : "register the same parameters in the same order and set the same options "
+                                   "on all workers";
+  return Status(Code::kMismatch, "dsgd_start: workers disagree: " + difference + "; " + remedy)
+      .with_rank(rank)
+      .with_operation("dsgd_start")
+      .with_parameter(parameter);
+}
+}  // namespace
+
+// `differences`: by rank, the first from rank 0; empty: there is none. A worker that has joined later fails
+// alone if it differs.
+void Engine::on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done) {
+  // If all others differ from rank 0, it is the odd one.
+  const bool all_differ =
+      differences.size() > 2 && std::none_of(differences.begin() + 1, differences.end(),
+                                             [](const auto& difference) { return difference.empty(); });
+  bool newcomer_differs = false;
+  for (size_t r = 0; r < differences.size(); ++r) {
+    if (differences[r].empty()) continue;
+    if (!has_joined_later(static_cast<int32_t>(r)))
+      return done(signature_mismatch(text_of(differences[r]), all_differ ? 0 : static_cast<int32_t>(r)));
+    newcomer_differs = true;
+  }
+  if (!newcomer_differs)
+    return done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
+  const auto& own = differences[static_cast<size_t>(rank())];
+  if (!own.empty()) fail_newcomer(text_of(own));
 }
 
 void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
@@ -428,7 +435,7 @@ Engine::Done Engine::begin_change(Done done) {
 
 void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (!torn_.ok()) return done(torn_);
-  if (Status status = callable(); !status.ok()) return done(status);
+  if (Status status = admit_call(); !status.ok()) return done(status);
   done = begin_change(std::move(done));
   const std::shared_ptr<Call> call = begin_call(&done, options);
   auto planned = plan_of(strategy);

@@ -67,9 +67,9 @@ Status Engine::view_changed() const {
       .with_rank(view_cause_.rank(), view_cause_.host());
 }
 
-// Returns whether a collective or an object call may begin. The first one after a change of the view fails,
+// Admits a collective or an object call, or says why not. The first one after a change of the view fails,
 // unless the result of a step has named the view before.
-Status Engine::callable() {
+Status Engine::admit_call() {
   if (!failure_.ok()) return failure_;
   if (enter_) {
     return Status(Code::kState,

@@ -59,7 +59,6 @@ class Worker {
 
   const transport::JoinReply& view() const { return view_; }
   bool hosts_head() const { return head_ != nullptr; }
-  bool solo() const { return solo_; }  // one worker and no head: no network at all
   transport::Duration lease() const { return lease_; }
 
  private:
@@ -80,7 +79,7 @@ class Worker {
   const AlgorithmChoice algorithm_;
   Model& model_;
   std::shared_ptr<Log> log_;
-  bool solo_ = false;
+  bool solo_ = false;                     // one worker and no head: no network at all
   bool head_address_taken_ = false;       // by another process
   std::optional<transport::Time> began_;  // the first join
   transport::Duration lease_{}, heartbeat_interval_{};

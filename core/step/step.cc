@@ -56,11 +56,7 @@ Status Step::set_plan(Plan plan, uint64_t version) {
   state_.path = state_.choose_path();
   DSGD_RETURN_IF_ERROR(state_.marks.set_plan(state_.plan));
   DSGD_RETURN_IF_ERROR(state_.make_buffers());
-  DSGD_RETURN_IF_ERROR(wire_.make_buffers());
-  DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
-  DSGD_RETURN_IF_ERROR(commit_.make_state());
-  counters_.state.set(commit_.state_bytes());
-  return values_.make_buffers();
+  return make_buffers();
 }
 
 Status Step::change_plan(Plan plan) {
@@ -72,10 +68,15 @@ Status Step::change_plan(Plan plan) {
   for (size_t b = 0; b < ready.size() && b < state_.buffers.size(); ++b)
     state_.buffers[b].progress.ready = ready[b];
   group_.change_view();
+  return make_buffers();
+}
+
+// Of all parts, for the plan.
+Status Step::make_buffers() {
   DSGD_RETURN_IF_ERROR(wire_.make_buffers());
+  DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
   DSGD_RETURN_IF_ERROR(commit_.make_state());
   counters_.state.set(commit_.state_bytes());
-  DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
   return values_.make_buffers();
 }
 

@@ -143,6 +143,7 @@ class Step {
   }
 
  private:
+  Status make_buffers();
   // Return a callback for what a step waits for; it does nothing once the step has ended. On an error
   // or_fail() fails the step, and or_device_failure() the session, since no other worker knows of the error.
   std::function<void(const Status&)> or_fail(std::function<void()> then);
