@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "transport/sim/connection.h"
-#include "transport/sim/program_thread.h"
+#include "transport/sim/program.h"
 
 namespace dsgd::transport {
 
@@ -219,11 +219,11 @@ void Kernel::finish_killed(Process& process) {
   release_held(process);
 }
 
-void Kernel::start_program(Process& process, std::function<void()> program) {
-  programs_.push_back(std::make_unique<ProgramThread>(&process, std::move(program)));
-  ProgramThread* thread = programs_.back().get();
+void Kernel::start_program(Process& process, std::function<void()> run) {
+  programs_.push_back(std::make_unique<Program>(&process, std::move(run)));
+  Program* const program = programs_.back().get();
   at(now_ + random_.between(Duration(0), std::chrono::microseconds(100)), &process, nullptr, "program",
-     [thread] { thread->run(); });
+     [program] { program->run(); });
 }
 
 size_t Kernel::running_programs() const {

@@ -16,7 +16,7 @@
 namespace dsgd::transport {
 
 class Connection;
-class ProgramThread;
+class Program;
 struct ListenerState;
 struct Process;
 
@@ -128,7 +128,7 @@ class Kernel {
   std::set<std::pair<ProcessId, ProcessId>> blocked_, flips_;
   std::map<std::pair<ProcessId, ProcessId>, LinkDelay> delays_;
   std::map<uint64_t, std::shared_ptr<Connection>> connections_;  // by age
-  std::list<std::unique_ptr<ProgramThread>> programs_;
+  std::list<std::unique_ptr<Program>> programs_;
 };
 
 }  // namespace dsgd::transport

@@ -1,6 +1,6 @@
-// A simulated world: processes on hosts, a network between them, one virtual clock. One thread runs
-// at a time: the world, or a program to which it has passed control. Their order follows from the seed alone,
-// so a failure is repeated by its seed.
+// A simulated world: processes on hosts, a network between them, one virtual clock. All run
+// in one thread: the world, or a program to which it has passed control. Their order follows from the seed
+// alone, so a failure is repeated by its seed.
 //
 //   SimWorld world(seed);
 //   ProcessId a = world.start_process("node0"), b = world.start_process("node1");
@@ -61,8 +61,8 @@ class SimWorld {
   std::unique_ptr<Environment> environment(ProcessId process);
   std::string host_address(const std::string& host);  // "10.0.0.1"
 
-  // Runs `program` as a thread of the process: it may block in Loop::wait while the world goes on. Only one
-  // thread runs at a time, and which one follows from the seed. The world's destructor requires that all
+  // Runs `program` in the process: it may block in Loop::wait while the world goes on, and other programs.
+  // Only one runs at a time, and which one follows from the seed. The world's destructor requires that all
   // programs have returned.
   void start_program(ProcessId process, std::function<void()> program);
   size_t running_programs() const;
