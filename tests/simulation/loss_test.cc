@@ -21,6 +21,7 @@
 
 #include "cluster.h"
 #include "registered.h"
+#include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
@@ -844,6 +845,7 @@ TEST(Copies, MoveToAWorkerThatJoinsAndOutliveALossAtAnyMomentThen) {
 
 // The loss of worker 0 changes all ranks, and the worker that joins has another number than its rank.
 TEST(Copies, MoveOnlyFromAWorkerThatIsLostAndToOneThatJoins) {
+  if (dsgd_test::kSanitized) GTEST_SKIP() << "a large model, for a minute";
   Job job = with_copies(5, 2);
   job.settings["receive_memory"] = "64M";  // so that steps are short and the worker joins before the last
   job.elements = 400'000;
@@ -869,7 +871,7 @@ TEST(Copies, MoveOnlyFromAWorkerThatIsLostAndToOneThatJoins) {
 // Worker 0 has given up ranges for the view with the joining worker, which has not heard of that view yet.
 // The state is still all zeros, so nobody has to send it.
 TEST(Copies, OfAStateOfZerosNeedNotBeSent) {
-  for (uint64_t seed = 1; seed <= 150; ++seed) {
+  for (uint64_t seed = 1; seed <= (dsgd_test::kSanitized ? 15 : 150); ++seed) {
     Job job = with_copies(2, 2);
     job.seed = seed;
     job.steps = 3;
