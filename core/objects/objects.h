@@ -11,8 +11,8 @@
 // the new view has it, the name is taken until the object is deleted. Otherwise the next put of the name
 // replaces it on the workers that hold it.
 //
-// A worker that joins gets all objects from the worker that gives it its state, in announcements of the same
-// kind.
+// A worker that joins gets all objects from the worker that gives it its state, before the state, in
+// announcements of the same kind.
 //
 // Delete: rank 0 asks the other workers to delete the object and deletes its own copy last. Puts of the name
 // fail until then. Each put has a number, and a request to delete names it. A worker that is still fetching
