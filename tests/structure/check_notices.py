@@ -19,9 +19,10 @@ LIBRARIES = [
     (r"CLI/.+", "cli11"),
     (r"nlohmann/.+", "nlohmann_json"),
     (r"openssl/.+", None),  # declarations; the system's library is loaded at run time
+    (r"sanitizer/.+", None),  # of the compiler, in tests
     (r"cuda(_runtime_api)?\.h", None),  # bindings/python/CMakeLists.txt packs the licence of the plug-in's runtime
     (r"(sys|net|netinet|arpa|linux)/[a-z_]+\.h|dsgd/dsgd\.h|[a-z_]+|nmmintrin\.h|arm_acle\.h", None),
-    (r"(cxxabi|dirent|dlfcn|errno|fcntl|ifaddrs|limits|link|netdb|poll|pthread|sched|semaphore|signal|std[a-z]+|string|time|unistd)\.h", None),
+    (r"(cxxabi|dirent|dlfcn|errno|fcntl|ifaddrs|limits|link|netdb|poll|pthread|sched|semaphore|signal|std[a-z]+|string|time|ucontext|unistd)\.h", None),
 ]
 INCLUDE = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
 NOTICE = re.compile(r"\b(\w+)=[\w-]+-dev\b")
