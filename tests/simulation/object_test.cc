@@ -2,6 +2,7 @@
 // a worker is lost, leaves, or is late, or when another worker deletes the object meanwhile.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -399,37 +400,47 @@ TEST(Object, AWorkerThatJoinsHasTheObjectsOfTheJob) {
     EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
 }
 
+// A running job of three workers with the object "x", and of a fourth, which joins and then gets the object
+// if `gets`. Runs until `after` after the dsgd_init of the latter.
+std::unique_ptr<Cluster> job_that_is_joined(const Bytes& bytes, bool gets, Duration after) {
+  ClusterOptions options = options_of(3);
+  options.joiners = 1;
+  options.settings = {{"min_workers", "1"}, {"max_workers", "4"}};
+  options.network.delay = {2ms, 2ms};
+  auto job =
+      std::make_unique<Cluster>(options, [&bytes, gets](Cluster& cluster, Session& session, int worker) {
+        const int64_t count = 100;
+        Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+        (void)session.alloc(session.add_replica("cpu").value(), parameter);
+        if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+        if (worker == 0) cluster.note(worker, "put", [&] { return put(session, "x", bytes); });
+        if (worker == 3 && gets && !cluster.note(worker, "get", [&] { return get(session, "x", bytes); }))
+          return;
+        StepResult result;
+        for (int k = 0; k < 20; ++k) {
+          if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return;
+          cluster.pass_time(worker, 50ms);
+        }
+      });
+  EXPECT_TRUE(job->run_until_noted(0, "step", 10s));
+  job->start_worker(3);
+  EXPECT_TRUE(job->run_until_noted(3, "open", 10s));
+  job->world.run_for(after);
+  return job;
+}
+
 // A worker that joins dies while it fetches the objects. The others go on without it.
 TEST(Object, TheOthersOutliveAWorkerThatDiesWhileItGetsThem) {
   const Bytes bytes = pattern(2'000'000, 1);
   int without = 0;  // jobs that went on before it had taken part
   for (Duration after = 5ms; after <= 85ms; after += 10ms) {
     SCOPED_TRACE(std::to_string(after / 1ms) + " ms after its dsgd_init");
-    ClusterOptions options = options_of(3);
-    options.joiners = 1;
-    options.settings = {{"min_workers", "1"}, {"max_workers", "4"}};
-    options.network.delay = {2ms, 2ms};
-    Cluster cluster(options, [&](Cluster& cluster, Session& session, int worker) {
-      const int64_t count = 100;
-      Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-      (void)session.alloc(session.add_replica("cpu").value(), parameter);
-      if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
-      if (worker == 0) cluster.note(worker, "put", [&] { return put(session, "x", bytes); });
-      StepResult result;
-      for (int k = 0; k < 20; ++k) {
-        if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return;
-        cluster.pass_time(worker, 50ms);
-      }
-    });
-    ASSERT_TRUE(cluster.run_until_noted(0, "step", 10s));
-    cluster.start_worker(3);
-    ASSERT_TRUE(cluster.run_until_noted(3, "open", 10s));
-    cluster.world.run_for(after);
-    without += !cluster.call(3, "start");
-    cluster.world.kill(cluster.process(3), Death::kReset);
-    ASSERT_TRUE(cluster.run_until_ended(60s));
+    const auto job = job_that_is_joined(bytes, false, after);
+    without += !job->call(3, "start");
+    job->world.kill(job->process(3), Death::kReset);
+    ASSERT_TRUE(job->run_until_ended(60s));
     for (int worker = 0; worker < 3; ++worker)
-      EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+      EXPECT_FALSE(job->first_failure(worker)) << job->history(worker);
   }
   EXPECT_GT(without, 0);
 }
@@ -440,31 +451,11 @@ TEST(Object, AWorkerThatJoinsHasTheObjectsWhateverViewsFollow) {
   int joined_late = 0;  // jobs whose workers died before it had joined
   for (Duration after = 5ms; after <= 305ms; after += dsgd_test::kSanitized ? 60ms : 10ms) {
     SCOPED_TRACE(std::to_string(after / 1ms) + " ms after its dsgd_init");
-    ClusterOptions options = options_of(3);
-    options.joiners = 1;
-    options.settings = {{"min_workers", "1"}, {"max_workers", "4"}};
-    options.network.delay = {2ms, 2ms};
-    Cluster cluster(options, [&](Cluster& cluster, Session& session, int worker) {
-      const int64_t count = 100;
-      Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-      (void)session.alloc(session.add_replica("cpu").value(), parameter);
-      if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
-      if (worker == 0) cluster.note(worker, "put", [&] { return put(session, "x", bytes); });
-      if (worker == 3 && !cluster.note(worker, "get", [&] { return get(session, "x", bytes); })) return;
-      StepResult result;
-      for (int k = 0; k < 20; ++k) {
-        if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return;
-        cluster.pass_time(worker, 50ms);
-      }
-    });
-    ASSERT_TRUE(cluster.run_until_noted(0, "step", 10s));
-    cluster.start_worker(3);
-    ASSERT_TRUE(cluster.run_until_noted(3, "open", 10s));
-    cluster.world.run_for(after);
-    joined_late += !cluster.call(3, "start");
-    cluster.world.kill(cluster.process(2), Death::kReset);
-    ASSERT_TRUE(cluster.run_until_ended(100s));
-    for (int worker : {0, 1, 3}) EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+    const auto job = job_that_is_joined(bytes, true, after);
+    joined_late += !job->call(3, "start");
+    job->world.kill(job->process(2), Death::kReset);
+    ASSERT_TRUE(job->run_until_ended(100s));
+    for (int worker : {0, 1, 3}) EXPECT_FALSE(job->first_failure(worker)) << job->history(worker);
   }
   EXPECT_GT(joined_late, dsgd_test::kSanitized ? 0 : 3);
 }
