@@ -22,7 +22,7 @@ LIBRARIES = [
     (r"sanitizer/.+", None),  # of the compiler, in tests
     (r"cuda(_runtime_api)?\.h", None),  # bindings/python/CMakeLists.txt packs the licence of the plug-in's runtime
     (r"(sys|net|netinet|arpa|linux)/[a-z_]+\.h|dsgd/dsgd\.h|[a-z_]+|nmmintrin\.h|arm_acle\.h", None),
-    (r"(cxxabi|dirent|dlfcn|errno|fcntl|ifaddrs|limits|link|netdb|poll|pthread|sched|semaphore|signal|std[a-z]+|string|time|ucontext|unistd)\.h", None),
+    (r"(cxxabi|dirent|dlfcn|errno|fcntl|ifaddrs|limits|link|netdb|poll|pthread|sched|signal|std[a-z]+|string|time|ucontext|unistd)\.h", None),
 ]
 INCLUDE = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
 NOTICE = re.compile(r"\b(\w+)=[\w-]+-dev\b")
