@@ -35,25 +35,26 @@ void end_switch([[maybe_unused]] void* fake, [[maybe_unused]] const void** left_
 
 }  // namespace
 
-Program::Program(Process* process, std::function<void()> run) : process_(process), program_(std::move(run)) {
-  // The lowest page catches an overflow.
+Program::Program(Process* process, std::function<void()> run)
+    : process_(process),
+      program_(std::move(run)),
+      memory_(
+          mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* memory =
-      mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0 || getcontext(&own_) != 0) std::abort();
-  stack_ = {static_cast<char*>(memory) + page, kStack - page};
-  own_.uc_stack.ss_sp = static_cast<char*>(memory) + page;
-  own_.uc_stack.ss_size = stack_.size;
+  if (memory_ == MAP_FAILED || mprotect(memory_, page, PROT_NONE) != 0 || getcontext(&own_) != 0)
+    std::abort();
+  own_.uc_stack.ss_sp = static_cast<char*>(memory_) + page;
+  own_.uc_stack.ss_size = kStack - page;
   own_.uc_link = nullptr;
+  stack_ = {own_.uc_stack.ss_sp, own_.uc_stack.ss_size};
   makecontext(&own_, &Program::enter, 0);
 }
 
 Program::~Program() {
-  const size_t page = kStack - stack_.size;
 #ifdef DSGD_SANITIZED_ADDRESS
   __asan_unpoison_memory_region(stack_.bottom, stack_.size);  // frames that never returned
 #endif
-  munmap(static_cast<char*>(own_.uc_stack.ss_sp) - page, kStack);
+  munmap(memory_, kStack);
 }
 
 void Program::run() {

@@ -45,6 +45,7 @@ class Program {
   Process* const process_;
   const std::function<void()> program_;
   bool finished_ = false, current_ = false;
+  void* const memory_;  // of the stack, with a page below it that catches an overflow
   Stack stack_, worlds_;
   ucontext_t own_{}, world_{};
 };
