@@ -146,7 +146,10 @@ class Handle:
 
 def interruptible(function: Callable[[], Any], abandoned: Callable[[Any], None] = lambda _: None) -> Any:
     """`function()`, which blocks in C, so that Ctrl-C can interrupt the wait. Python handles signals in the main thread, between
-    calls into C, so there a helper thread makes the call. An interrupted call goes on, and `abandoned` gets its result."""
+    calls into C, so there a helper thread makes the call. An interrupted call goes on, and `abandoned` gets its result.
+
+    The main thread waits in slices: a signal that comes just before a wait, or to another thread, does not end the wait.
+    """
     if threading.current_thread() is not threading.main_thread():
         return function()
     future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
@@ -162,6 +165,8 @@ def interruptible(function: Callable[[], Any], abandoned: Callable[[Any], None] 
     except RuntimeError:  # no more threads, or the interpreter is ending
         return function()
     try:
+        while not future.done():
+            concurrent.futures.wait((future,), _SLICE_MS / 1000)
         return future.result()
     except BaseException:
         future.add_done_callback(lambda ended: None if ended.exception() else abandoned(ended.result()))

@@ -158,6 +158,27 @@ def test_in_a_call_that_hangs(function, call):
     interrupt(program(HUNG.format(function=function, call=call), ""))
 
 
+# The system may deliver a signal to any thread. Here it is the one that makes the call, once the main thread waits for it.
+SIGNAL_IN_THE_CALL = """
+import signal, threading, time
+from dsgd import _raw
+
+def head_start(config):
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    time.sleep(600)
+
+_raw.dsgd_head_start = head_start
+dsgd.Head(head="127.0.0.1:0")
+"""
+
+
+def test_by_a_signal_to_another_thread():
+    process = program(SIGNAL_IN_THE_CALL, "")
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+
+
 WHILE_BEGINNING = """
 import os, signal
 
