@@ -11,6 +11,7 @@
 #include "core/checkpoint/store.h"
 #include "core/data/shard_list.h"
 #include "core/mesh/task.h"
+#include "core/session/calls.h"
 #include "core/session/operation.h"
 #include "transport/payloads.h"
 
@@ -20,7 +21,7 @@ struct CheckpointCall {
   Kind kind = Kind::kSave;
   std::string folder;
   CallOptions options;
-  std::shared_ptr<EngineCall> call;  // null: it has not begun
+  std::shared_ptr<Call> call;  // null: it has not begun
   std::function<void(const Status&)> done;
   uint64_t exchanges = 0;            // so far
   transport::CheckpointReport mine;  // what this worker tells the others next

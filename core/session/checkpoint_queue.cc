@@ -8,7 +8,7 @@ namespace dsgd {
 CheckpointQueue::CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin)
     : loop_(loop), may_begin_(std::move(may_begin)), poster_(std::make_shared<transport::Poster>(loop)) {}
 
-void CheckpointQueue::add(const Call& call, std::function<void(const Call&)> begin) {
+void CheckpointQueue::add(const SharedCall& call, std::function<void(const SharedCall&)> begin) {
   waiting_.emplace_back(call, std::move(begin));
   start_next();
 }
@@ -21,7 +21,7 @@ void CheckpointQueue::start_next() {
   begin(call);
 }
 
-void CheckpointQueue::end(const Call& call, const Status& status) {
+void CheckpointQueue::end(const SharedCall& call, const Status& status) {
   if (!call->done) return;  // a change of the view has ended it
   if (call == present_) present_.reset();
   if (const auto taken = std::exchange(call->taken, nullptr)) taken();
@@ -33,12 +33,12 @@ void CheckpointQueue::fail(const Status& why) {
   const auto waiting = std::exchange(waiting_, {});
   if (present_) {
     loop_.cancel(file_timer_);
-    end(Call(present_), why);
+    end(SharedCall(present_), why);
   }
   for (const auto& [call, begin] : waiting) end(call, why);
 }
 
-void CheckpointQueue::on_files(const Call& call, std::function<Status()> work, Done then) {
+void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> work, Done then) {
   const auto once = std::make_shared<Done>(std::move(then));
   const Done finish = [this, once, call](const Status& status) {
     if (!*once || call != present_) return;

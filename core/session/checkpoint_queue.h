@@ -17,7 +17,7 @@ namespace dsgd {
 // On the loop.
 class CheckpointQueue {
  public:
-  using Call = std::shared_ptr<CheckpointCall>;
+  using SharedCall = std::shared_ptr<CheckpointCall>;
   using Done = std::function<void(const Status&)>;
 
   // `may_begin`: whether the next call may begin now; start_next() follows when it may again.
@@ -27,15 +27,15 @@ class CheckpointQueue {
   bool idle() const { return !present_; }                                    // no call has begun
 
   // Calls `begin` when it is this call's turn. end() follows.
-  void add(const Call& call, std::function<void(const Call&)> begin);
+  void add(const SharedCall& call, std::function<void(const SharedCall&)> begin);
   void start_next();
   // Ends the call with this status, unless it has ended, and begins the next one.
-  void end(const Call& call, const Status& status);
+  void end(const SharedCall& call, const Status& status);
   void fail(const Status& why);  // ends all calls
 
   // Runs `work` on the files' thread and then `then` on the loop: with its result or a timeout. Drops `then`
   // if the call ends first.
-  void on_files(const Call& call, std::function<Status()> work, Done then);
+  void on_files(const SharedCall& call, std::function<Status()> work, Done then);
   // The last call on the loop.
   void close() { poster_->close(); }
 
@@ -44,8 +44,8 @@ class CheckpointQueue {
   const std::function<bool()> may_begin_;
   const std::shared_ptr<transport::Poster> poster_;  // for the files' thread
   std::shared_ptr<transport::Files> files_;
-  std::deque<std::pair<Call, std::function<void(const Call&)>>> waiting_;
-  Call present_;
+  std::deque<std::pair<SharedCall, std::function<void(const SharedCall&)>>> waiting_;
+  SharedCall present_;
   transport::TimerId file_timer_ = 0;
 };
 

@@ -3,8 +3,6 @@
 // the simulation (neither) both drive it.
 #pragma once
 
-#include <array>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,33 +17,23 @@
 #include "core/mesh/mesh.h"
 #include "core/model/model.h"
 #include "core/objects/objects.h"
+#include "core/session/calls.h"
 #include "core/session/checkpoint_call.h"
 #include "core/session/checkpoint_queue.h"
+#include "core/session/collectives.h"
+#include "core/session/engine_options.h"
+#include "core/session/last_step.h"
+#include "core/session/last_values.h"
 #include "core/session/operation.h"
 #include "core/session/stall_watch.h"
+#include "core/session/state_giver.h"
 #include "core/step/step.h"
 #include "transport/files.h"
 #include "transport/payloads.h"
 
 namespace dsgd {
 
-struct EngineOptions {
-  transport::Duration step_timeout = std::chrono::seconds(300);
-  int32_t num_workers = 1;  // with which the job began
-  size_t bucket_bytes = 0;  // 0: as the plan needs them
-  int32_t servers = 0;      // 0: as many as workers
-  AlgorithmChoice algorithm = {};
-  bool views_change = false;    // the job goes on after a loss, or workers may join it
-  bool internode_nccl = false;  // GPUs of all nodes are one team; else those of each
-  std::string nccl_library = {};
-  transport::Duration stall_warning = std::chrono::seconds(30);
-  std::string checkpoint_dir = {};
-  uint64_t checkpoint_interval = 0;  // steps; 0: the host alone saves
-  uint64_t checkpoint_keep = 0;      // 0: all
-  StepOptions step;
-  std::string library_version;
-  std::string fingerprint;  // of the host's code
-};
+struct ViewDecision;
 
 class Engine final : public SessionEvents {
  public:
@@ -86,7 +74,7 @@ class Engine final : public SessionEvents {
   }
 
   // The mesh exists before the view does, since peers may dial early.
-  void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh); }
+  void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh), calls_.use_mesh(mesh); }
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
   // the session goes on.
@@ -98,18 +86,7 @@ class Engine final : public SessionEvents {
   const Status& failure() const { return failure_; }  // OK: the session has not failed
   bool torn() const { return !torn_.ok(); }
 
-  // Collectives on the world, of host memory, which `options.fetch`, if set, fills first. Buffers are
-  // untouched after `done`.
-  void allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
-                 const CallOptions& options = {});
-  void broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
-                 const CallOptions& options = {});
-  void allgather(std::span<const std::byte> send, std::span<std::byte> receive, std::vector<size_t> counts,
-                 DType dtype, Done done, const CallOptions& options = {});
-  void reduce_scatter(std::span<const std::byte> send, std::span<std::byte> receive,
-                      std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
-                      const CallOptions& options = {});
-  void barrier(Done done, const CallOptions& options = {});
+  Collectives& collectives() { return collectives_; }
 
   void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   void set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options = {});
@@ -143,7 +120,8 @@ class Engine final : public SessionEvents {
 
   // Calls `done` when the work enqueued in the context has ended, or with an error after step_timeout.
   void when_reached(DeviceContext& context, Done done) {
-    waiter_.after(context.device->name(), *context.queue, *context.reached, deadline(), std::move(done));
+    waiter_.after(context.device->name(), *context.queue, *context.reached, calls_.deadline(),
+                  std::move(done));
   }
 
   // Copies of what collectives read and write on devices. They fail with the session.
@@ -161,9 +139,7 @@ class Engine final : public SessionEvents {
   void cancel_get(uint64_t ticket, const Status& why) { objects_.cancel(ticket, why); }
 
   // Returns the number of the channel's next call.
-  uint64_t next_call(uint32_t channel = 0) const {
-    return call_number(channel, channels_[channel].next_call);
-  }
+  uint64_t next_call(uint32_t channel = 0) const { return calls_.next(channel); }
   // Returns what the call waits for, with the first missing rank and a parameter (engine_waiting.cc).
   WaitReport wait_report(uint64_t call) const;
   // For the head: the steps made, and the call that has waited longest for other workers, if any.
@@ -191,11 +167,11 @@ class Engine final : public SessionEvents {
   // Where views change: waits until all others have completed the last step of this worker, so that the job
   // cannot repeat it without this worker any more. Calls `then` in every case.
   void await_last_step(transport::Time deadline, std::function<void()> then);
-  void hasten_last_step(transport::Time deadline);  // brings the deadline of a wait in progress forward
+  void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
   uint64_t close(const Status& cause);
-  const Status& divergence() const { return divergence_; }  // found as it closed
+  const Status& divergence() const { return last_values_.divergence(); }  // found as it closed
   // Ends all timers and posts. The last call on the loop.
   void detach_from_loop() {
     waiter_.close(), copies_.close(), step_.close(), stalls_.close(), checkpoints_.close();
@@ -213,7 +189,7 @@ class Engine final : public SessionEvents {
   void on_completion_asked(uint64_t steps, transport::Responder respond) override;
   void on_state_asked(const std::string& worker_id, const transport::FetchState& question,
                       transport::Responder respond) override;
-  void on_newcomer_gone(const std::string& worker_id) override;
+  void on_newcomer_gone(const std::string& worker_id) override { giver_.forget(worker_id); }
   void on_object(transport::Message message, transport::Responder respond) override;
   std::unique_ptr<transport::BulkSink> on_object_data(uint64_t put, const transport::BulkHeader& header,
                                                       size_t nbytes) override {
@@ -225,21 +201,6 @@ class Engine final : public SessionEvents {
   }
 
  private:
-  using MakeTask = std::function<Result<std::unique_ptr<Task>>(uint64_t operation, const Done& done)>;
-  using Call = EngineCall;
-  struct Pending {
-    MakeTask make;
-    std::function<void(Done)> fetch;  // in place of a task
-    Done done;
-    uint64_t operation;
-    transport::Time deadline;
-    std::string limit;
-  };
-  struct Channel {
-    uint64_t next_call = 1;
-    std::deque<Pending> pending;
-    size_t running = 0;
-  };
   struct Starting {
     StrategySpec strategy;
     CallOptions options;
@@ -256,73 +217,17 @@ class Engine final : public SessionEvents {
     Status why;
     std::vector<std::pair<int32_t, uint64_t>> departures;  // that came after it
   };
-  struct ViewDecision;
   struct Learning;
-  struct Given;
   struct StateCopy;
   struct Copying;
-  struct LastStep {  // that await_last_step() waits for
-    transport::Time deadline;
-    std::function<void()> then;
-    std::vector<int32_t> missing = {};
-    transport::Time asked = {};  // when the missing ones were asked; 0: not in this view yet
-    transport::TimerId timer = 0;
-  };
-  struct LastDigests {
-    uint64_t steps;  // made before
-    std::vector<uint64_t> digests;
-  };
-
-  // `done` will end the call.
-  std::shared_ptr<Call> begin_call(Done* done, const CallOptions& options = {});
   // Warns of an object's call that does not end. Returns a ticket for StallWatch::end().
   uint64_t watch_object(const char* operation, const std::string& name);
   // Warns in the same way until the returned function is called, which calls `done`.
   Done watched(const char* operation, const std::string& name, Done done);
-  // The collectives of a channel run in issue order, a few at a time.
-  // `make(operation, done)` returns the task or an error.
-  template <typename Make>
-  void schedule(std::shared_ptr<Call> call, Make make, Done done) {
-    enqueue(
-        std::move(call),
-        [make = std::move(make)](uint64_t operation, const Done& ended) {
-          return Result<std::unique_ptr<Task>>(make(operation, ended));
-        },
-        std::move(done));
-  }
-  void enqueue(std::shared_ptr<Call> call, MakeTask make, Done done);
-  // Runs the rest of a collective when what it reads is in host memory. Until then it keeps its place in the
-  // channel. A failure is told to the peers, which wait for this worker.
-  void when_fetched(const std::shared_ptr<Call>& call, const char* name, const CallOptions& options,
-                    Done done, std::function<void()> rest);
-  void insert(uint32_t channel, Pending pending);
-  void pump(uint32_t channel);
   Peers* peers() const { return mesh_ ? &mesh_->peers : nullptr; }
-  transport::Time deadline(const CallOptions& options = {}) const;
-  // The setting that this deadline comes from: "step_timeout = 300.0 s" or "timeout = 500 ms".
-  std::string deadline_setting(const CallOptions& options = {}) const;
-  // Broadcasts data of a rank of the group, for a call of dsgd's own; `group` null: all workers.
-  void give_all(std::shared_ptr<Call> call, Kind kind, DType dtype, std::span<std::byte> data, int32_t source,
-                const std::string& name, Done done, std::shared_ptr<const Group> group = nullptr);
-  void exchange(std::shared_ptr<Call> call, const transport::BulkHeader& like, std::vector<std::byte> mine,
-                std::string name,
-                std::function<void(const Status&, const std::vector<std::vector<std::byte>>&)> done);
-  void meet(std::shared_ptr<Call> call, Kind kind, DType dtype, Reduction reduction,
-            std::vector<size_t> counts, Done done);
-  void allgather_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
-                         std::span<std::byte> receive, std::vector<size_t> counts, DType dtype, Done done);
-  void reduce_scatter_fetched(std::shared_ptr<Call> call, std::span<const std::byte> send,
-                              std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
-                              Reduction reduction, Done done);
-  void allreduce_wide(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                      Done done);
-  void reduce_scatter_wide(std::shared_ptr<Call> call, std::span<const std::byte> send,
-                           std::span<std::byte> receive, std::vector<size_t> counts, DType dtype,
-                           Reduction reduction, Done done);
-  void reduce_all(std::shared_ptr<Call> call, std::span<std::byte> data, DType dtype, Reduction reduction,
-                  Done done);
-  void compare_schedules(std::shared_ptr<Call> call, DType dtype, Reduction reduction, size_t count,
-                         Done done);
+  Objects::Deadline object_deadline(const CallOptions& options = {}) const {
+    return {calls_.deadline(options), calls_.deadline_setting(options)};
+  }
 
   // Checkpoints: both.
   void start_next_checkpoint() { checkpoints_.start_next(); }
@@ -353,12 +258,9 @@ class Engine final : public SessionEvents {
 
   // Start (engine_start.cc).
   void begin_start();
-  // `with_rate`: with the learning rate, which the workers of a running job may have changed.
+  // As in signature.h.
   std::string signature(const std::string& strategy, bool with_rate) const;
-  static uint64_t digest_of(const std::string& signature);
-  // The plan in one line; or why there is none.
-  static std::string describe_plan(const Result<Plan>& plan, const StrategySpec& strategy);
-  void compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done);
+  void compare_signatures(const std::shared_ptr<Call>& call, std::string mine, size_t length, Done done);
   void on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done);
   // Has this worker of the view joined after the job began, unlike rank 0?
   bool has_joined_later(int32_t rank) const;
@@ -369,14 +271,14 @@ class Engine final : public SessionEvents {
   // The GPUs of this worker's replicas, each once, in the order of the replicas.
   std::vector<std::shared_ptr<device::Device>> gpus() const;
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
-  void form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy, std::vector<uint32_t> gpus_of,
-                  Done done);
+  void form_teams(const std::shared_ptr<Call>& call, const StrategySpec& strategy,
+                  std::vector<uint32_t> gpus_of, Done done);
   Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& encoded,
                               const std::vector<uint32_t>& gpus_of, bool demanded);
-  void join_team(std::shared_ptr<Call> call, Teams teams, Done done);
+  void join_team(const std::shared_ptr<Call>& call, Teams teams, Done done);
   // `why`: what is wrong with the message of that rank.
   Status other_version(int32_t rank, const Status& why) const;
-  void give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done);
+  void give_values(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, Done done);
   // `filled`: they are to be filled with this worker's values.
   Result<HostValues> host_values(bool filled);
   Status spread_values(const HostValues& values);
@@ -387,8 +289,8 @@ class Engine final : public SessionEvents {
   // A load of a checkpoint or a change of the strategy is in progress until the returned function is called.
   Done begin_change(Done done);
   void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done done);
-  void move_state(std::shared_ptr<Call> call, Done done);
-  void gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t bucket,
+  void move_state(const std::shared_ptr<Call>& call, Done done);
+  void gather_state(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, size_t bucket,
                     size_t tensor, Done done);
 
   // The optimizer's state where owners keep it, in another view (engine_owners.cc).
@@ -406,14 +308,19 @@ class Engine final : public SessionEvents {
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   std::string present_signature() const;
   void report();
-  // Decides from the reports of all workers, alike on all of them.
-  Result<ViewDecision> decide(const std::vector<transport::ViewReport>& reports) const;
   void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
   void on_reports(const std::shared_ptr<Call>& call, const std::vector<std::vector<std::byte>>& encoded);
-  void copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,
-                       const std::vector<transport::ViewReport>& reports);
   void report_samples(transport::ViewReport* mine) const;
   Status deal_samples(const std::vector<transport::ViewReport>& reports, bool over);
+  void start_again(const std::vector<transport::ViewReport>& reports);
+  void resume(const std::vector<uint64_t>& calls);
+  void end_recovery();
+  bool has_host_calls() const;
+  void resume_step();
+
+  // Copies of the state in a new view (engine_copy.cc).
+  void copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,
+                       const std::vector<transport::ViewReport>& reports);
   void name_difference(const std::shared_ptr<Copying>& copying, std::shared_ptr<const Group> informed,
                        const transport::ViewReport& report);
   void give_state(const std::shared_ptr<Copying>& copying);
@@ -426,11 +333,6 @@ class Engine final : public SessionEvents {
                   const transport::ViewReport& report);
   void end_copied_step(const transport::ViewReport& report);
   void end_copied_start(const transport::ViewReport& report);
-  void start_again(const std::vector<transport::ViewReport>& reports);
-  void resume(const std::vector<uint64_t>& calls);
-  void end_recovery();
-  bool has_host_calls() const;
-  void resume_step();
 
   // The state of a worker that joins (engine_join.cc).
   void learn();
@@ -447,11 +349,7 @@ class Engine final : public SessionEvents {
   // `of`: the report of a worker that has completed all steps.
   void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
                   transport::Time deadline, std::function<void()> then);
-  bool gives_state() const;  // to a worker of this view, which waits for it
-  void give_parts(Given* given, bool last, const transport::Responder& respond);
-  void answer_learners();                                              // a step has ended
-  void keep_learners(const std::vector<transport::MemberInfo>& next);  // the view changes
-  void drop_learners(const Status& why);
+  void stop_fetching_rest();
   // Calls `then` only if the view is still the present one.
   template <typename Then>
   auto in_view(Then then) {
@@ -464,17 +362,10 @@ class Engine final : public SessionEvents {
   // Failures.
   Status no_memory(const std::string& what) const;
   void end_waits(const Status& why);  // of calls, copies, objects and checkpoints
-  void fail_pending(const Status& cause);
   void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);
   void fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported);
   void report_non_finite(const StepResult& result);
 
-  // The end of the session: the last step, the comparison of values, departures.
-  void limit_wait_for_last_step();
-  void ask_for_last_step();
-  void end_wait_for_last_step();
-  void answer_completed(const Status& status);
-  void compare_goodbyes();
   void warn_of_departed(uint64_t call);
 
   transport::Loop& loop_;
@@ -485,9 +376,10 @@ class Engine final : public SessionEvents {
   Objects objects_;
   device::Waiter waiter_;
   device::StagedCopies copies_;
-  std::map<uint64_t, std::string> fetching_;  // by call: name of the collective whose input is being copied
   Step step_;
-  std::array<Channel, kChannels> channels_;
+  StallWatch stalls_;
+  Calls calls_;
+  Collectives collectives_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 
   // Failures.
@@ -500,7 +392,6 @@ class Engine final : public SessionEvents {
   std::function<void(const Status&)> before_failure_, after_failure_;
   std::function<bool(int32_t, const Status&, bool)> on_loss_;
   std::function<transport::Time(transport::Time)> verdict_due_;
-  StallWatch stalls_;
   RefusalLog events_;  // what may repeat with every step
 
   // Checkpoints.
@@ -533,20 +424,16 @@ class Engine final : public SessionEvents {
   std::function<void()> enter_;                         // of a learner that is in no view yet
   std::function<transport::JoinReply()> present_view_;  // of a learner
   std::shared_ptr<Learning> learning_;                  // of a learner whose replicas are on the host
-  // Streams of state to learners, by worker id and first element. Those to one worker do not overlap.
-  std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Given>> given_;
+  StateGiver giver_;
   bool learner_ = false;     // in a view, but its dsgd_start has not ended
   bool entering_ = false;    // enter_view() ends the operations of the earlier view
   bool recovering_ = false;  // recovering()
   bool applying_ = false;    // a copy, a new plan or a checkpoint is being applied to the replicas
 
   // The end of the session.
-  std::optional<LastStep> last_step_;
-  std::vector<std::pair<uint64_t, transport::Responder>> completions_;  // asked for, by number of steps
-  std::vector<uint64_t> last_digests_;       // of this worker's values, as it closes
-  std::map<int32_t, LastDigests> goodbyes_;  // of workers that have closed, by rank
-  std::vector<int32_t> departed_;            // without which no step has gone on yet
-  Status divergence_;
+  LastStep last_step_;
+  LastValues last_values_;
+  std::vector<int32_t> departed_;  // without which no step has gone on yet
 };
 
 }  // namespace dsgd

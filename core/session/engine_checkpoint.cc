@@ -31,7 +31,7 @@ Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoin
   if (!checkpoints_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   checkpoint->options.channel = kCheckpointChannel;
-  checkpoint->call = begin_call(&checkpoint->done, checkpoint->options);
+  checkpoint->call = calls_.begin(&checkpoint->done, checkpoint->options);
   return {};
 }
 
@@ -54,21 +54,21 @@ void Engine::exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
   };
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
   if (!mesh_) return take({checkpoint->mine});
-  exchange(checkpoint->call,
-           shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
-           transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
-           [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-             if (!status.ok()) return checkpoints_.end(checkpoint, status);
-             Reports reports;
-             for (size_t rank = 0; rank < all.size(); ++rank) {
-               auto report = transport::decode_checkpoint_report(all[rank]);
-               if (!report.ok())
-                 return checkpoints_.end(checkpoint,
-                                         other_version(static_cast<int32_t>(rank), report.status()));
-               reports.push_back(std::move(report).value());
-             }
-             take(reports);
-           });
+  calls_.exchange(
+      checkpoint->call,
+      shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
+      transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
+      [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+        if (!status.ok()) return checkpoints_.end(checkpoint, status);
+        Reports reports;
+        for (size_t rank = 0; rank < all.size(); ++rank) {
+          auto report = transport::decode_checkpoint_report(all[rank]);
+          if (!report.ok())
+            return checkpoints_.end(checkpoint, other_version(static_cast<int32_t>(rank), report.status()));
+          reports.push_back(std::move(report).value());
+        }
+        take(reports);
+      });
 }
 
 std::vector<size_t> Engine::states_by_parameter() {

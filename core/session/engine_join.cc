@@ -2,15 +2,16 @@
 // view while they train on, a part of the elements from each, as streams (core/step/state_stream.h):
 //
 //   learn            before it is in a view: opens the mesh as the last rank, and asks each worker
-//   on_state_asked   at the others: gives the next parts, or, when there are none, waits for the next step;
-//                    refuses for now (kNotNow) what would end in a failure of all in a new view
+//   on_state_asked   at the others: gives the next parts (state_giver.h); refuses for now (kNotNow) what
+//   would
+//                    end in a failure of all in a new view
 //   enter_when_learnt  each stream was whole once, or one has failed: asks the head for a view
 //   fetch_rest       in the view, whose workers make no step without it: fetches what is left, and compares
 //                    digests of the values, which the hosts may have changed
 //
 // A stream that has failed begins again in fetch_rest(), from a worker that has completed all steps. So
 // whatever happens before, the worker enters a view with the state that the others have then; they only wait
-// longer. Where a replica of any worker is on a GPU, it copies all state in the view (engine_view.cc).
+// longer. Where a replica of any worker is on a GPU, it copies all state in the view (engine_copy.cc).
 
 #include <algorithm>
 #include <cstddef>
@@ -26,6 +27,7 @@
 #include "core/base/describe.h"
 #include "core/base/text.h"
 #include "core/session/engine.h"
+#include "core/session/signature.h"
 #include "core/step/state_stream.h"
 
 namespace dsgd {
@@ -58,15 +60,6 @@ struct Engine::Learning {
   std::function<void()> then;  // null: it has not begun in this view
 };
 
-struct Engine::Given {
-  Given(const Model& model, uint64_t begin, uint64_t end, bool with_state)
-      : stream(model, begin, end, with_state) {}
-  StateStream stream;
-  uint64_t next = 0;             // answer
-  bool told_whole = false;       // the learner knows that it was whole once
-  transport::Responder waiting;  // for the next step
-};
-
 bool Engine::is_on_host() const {
   const auto& contexts = step_.contexts();
   return std::all_of(contexts.begin(), contexts.end(),
@@ -95,7 +88,7 @@ void Engine::learn() {
   }
   log_->info("fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask_for_state(s);
-  if (const transport::Time due = deadline(starting_->options); due != transport::kNever) {
+  if (const transport::Time due = calls_.deadline(starting_->options); due != transport::kNever) {
     learning_->timer = loop_.schedule(due, [this, alive = std::weak_ptr(alive_)] {
       if (!alive.expired() && enter_ && starting_ && failure_.ok()) end_learning();
     });
@@ -124,7 +117,7 @@ void Engine::end_learning() {
   fail_start(mesh_->members()
                  .timeout_error("dsgd_start: the other workers have not started, loaded a checkpoint or "
                                 "changed the strategy, which they do before another worker takes part,",
-                                deadline_setting(starting_->options), refusing)
+                                calls_.deadline_setting(starting_->options), refusing)
                  .with_operation("dsgd_start"));
 }
 
@@ -277,6 +270,11 @@ void Engine::fetch_rest(const std::vector<ViewReport>& reports, const ViewReport
   }
 }
 
+// The view changes. Answers that come are still taken.
+void Engine::stop_fetching_rest() {
+  if (learning_) learning_->then = nullptr;
+}
+
 void Engine::on_source_left(int32_t rank) {
   for (size_t s = 0; learning_ && learning_->then && s < learning_->sources.size(); ++s) {
     if (learning_->sources[s].rank == rank && !learning_->sources[s].done) change_source(s);
@@ -299,88 +297,10 @@ void Engine::on_state_asked(const std::string& worker_id, const FetchState& ques
     return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
   if (!started_ || !torn_.ok() || !is_on_host())
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
-  if (question.begin > question.end || question.end > trained_elements(model_))
-    return respond(Status(Code::kInvalidArgument, "the model has no such elements"));
-  const auto key = std::pair(worker_id, question.begin);
-  if (question.next == 0) {
-    if (newcomer && question.signature != digest_of(signature(step_.strategy().describe(), false)))
-      return respond(Status(Code::kMismatch, "this worker has another model or other settings"));
-    constexpr size_t kMost = 256;
-    // A worker that begins again may divide the elements in another way.
-    std::erase_if(given_, [&](const auto& one) {
-      const StateStream& stream = one.second->stream;
-      return one.first.first == worker_id && stream.begin() < question.end && question.begin < stream.end();
-    });
-    if (given_.size() >= kMost)
-      return respond(Status(Code::kLimit, "too many parts of the state are asked for at once"));
-    given_[key] = std::make_shared<Given>(model_, question.begin, question.end, !step_.updates_at_owner());
-    step_.optimizer_state().on_update([this](const StateParts::Part& update, const std::byte* sums) {
-      for (const auto& [of, given] : given_) given->stream.note(update, sums);
-    });
-  }
-  const auto found = given_.find(key);
-  if (found == given_.end() || found->second->next != question.next)
-    return respond(Status(Code::kState, "this worker has not kept what it has given; begin again"));
-  Given& given = *found->second;
-  if (!question.last && given.told_whole && given.stream.whole()) {
-    given.waiting = std::move(respond);
-    return;
-  }
-  give_parts(&given, question.last, respond);
-  if (question.last && given.stream.whole()) given_.erase(found);
-}
-
-bool Engine::gives_state() const {
-  return std::any_of(given_.begin(), given_.end(), [this](const auto& one) {
-    return rank_of(mesh_->members().view().members, one.first.first) >= 0;
-  });
-}
-
-void Engine::give_parts(Given* given, bool last, const transport::Responder& respond) {
-  StateParts answer;
-  answer.parts = given->stream.take(step_.optimizer_state().host_state());
-  answer.whole = given->stream.whole();
-  if (last && answer.whole) answer.digest = digest_values(model_, given->stream.begin(), given->stream.end());
-  given->told_whole = given->told_whole || answer.whole;
-  ++given->next;
-  respond(Message(std::move(answer)));
-}
-
-// A step has ended. It needed all workers of the view, so those that have joined have all state.
-void Engine::answer_learners() {
-  if (given_.empty()) return;
-  const auto& members = mesh_->members().view().members;
-  std::erase_if(given_, [&](const auto& one) {
-    return one.second->stream.overflown() || rank_of(members, one.first.first) >= 0;
-  });
-  for (const auto& [key, given] : given_) {
-    if (given->waiting && !given->stream.whole())
-      give_parts(given.get(), false, std::exchange(given->waiting, {}));
-  }
-  if (given_.empty()) step_.optimizer_state().on_update(nullptr);
-}
-
-// Those that enter the view, or have not entered one yet, go on with their streams.
-void Engine::keep_learners(const std::vector<transport::MemberInfo>& next) {
-  if (learning_) learning_->then = nullptr;
-  const auto& before = mesh_->members().view().members;
-  const Status changed(Code::kViewChanged, "the workers of the job have changed");
-  for (auto one = given_.begin(); one != given_.end();) {
-    if (rank_of(next, one->first.first) >= 0 && one->second->waiting)
-      std::exchange(one->second->waiting, {})(changed);
-    one = rank_of(before, one->first.first) < 0 ? std::next(one) : given_.erase(one);
-  }
-}
-
-void Engine::on_newcomer_gone(const std::string& worker_id) {
-  std::erase_if(given_, [&](const auto& one) { return one.first.first == worker_id; });
-}
-
-void Engine::drop_learners(const Status& why) {
-  for (const auto& [key, given] : std::exchange(given_, {})) {
-    if (given->waiting) given->waiting(why);
-  }
-  step_.optimizer_state().on_update(nullptr);
+  if (newcomer && question.next == 0 &&
+      question.signature != digest_of(signature(step_.strategy().describe(), false)))
+    return respond(Status(Code::kMismatch, "this worker has another model or other settings"));
+  giver_.give(worker_id, question, !step_.updates_at_owner(), std::move(respond));
 }
 
 }  // namespace dsgd

@@ -198,7 +198,7 @@ void Engine::read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) 
 // A change of the view waits until all of it is in the replicas.
 void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
   applying_ = true;
-  drop_learners(Status(kNotNow, "it loads a checkpoint"));
+  giver_.drop_all(Status(kNotNow, "it loads a checkpoint"));
   const auto ended = [this, checkpoint](const Status& status) {
     applying_ = false;
     if (!status.ok()) {

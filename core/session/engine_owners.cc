@@ -102,14 +102,14 @@ void Engine::place_state(const std::shared_ptr<Call>& call, const std::vector<He
     return then();
   }
   // Workers that copied nothing have used fewer numbers of the call, so all go on with the same one.
-  call->next = kOperationsOfACall / 2;
+  call->next_operation = kOperationsOfACall / 2;
   size_t nbytes = 0;
   for (const RangeTransfer& transfer : transfers) {
     if (transfer.to == rank()) nbytes += transfer.nbytes;
   }
   log_->info("gets " + std::to_string(nbytes) + " bytes of optimizer state for view " +
              std::to_string(view()));
-  schedule(
+  calls_.schedule(
       call,
       [this, transfers = std::move(transfers)](uint64_t operation, Done ended) {
         auto shape = shape_of(operation, Kind::kView, DType::kUint8, Algorithm::kDirect, transfers.size());
@@ -132,21 +132,21 @@ void Engine::agree_on_placement(const std::shared_ptr<Call>& call, std::shared_p
     more = more || (held_[i] & ~mine[i]) != 0;
     held_[i] |= mine[i];
   }
-  exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 1), {},
-           "the change to view " + std::to_string(view()),
-           in_view([this, plan, mine, more, then = std::move(then)](
-                       const Status& status, const std::vector<std::vector<std::byte>>&) {
-             if (!status.ok()) return fail(status, true);
-             held_ = mine;
-             if (more) {
-               std::vector<std::vector<std::pair<uint64_t, uint64_t>>> ranges;
-               for (uint32_t p = 0; p < model_.parameters.size(); ++p)
-                 ranges.push_back(owned_ranges(*plan, p, rank(), true));
-               if (Status kept = step_.optimizer_state().keep_only(ranges); !kept.ok())
-                 return fail(kept, true);
-             }
-             then();
-           }));
+  calls_.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 1), {},
+                  "the change to view " + std::to_string(view()),
+                  in_view([this, plan, mine, more, then = std::move(then)](
+                              const Status& status, const std::vector<std::vector<std::byte>>&) {
+                    if (!status.ok()) return fail(status, true);
+                    held_ = mine;
+                    if (more) {
+                      std::vector<std::vector<std::pair<uint64_t, uint64_t>>> ranges;
+                      for (uint32_t p = 0; p < model_.parameters.size(); ++p)
+                        ranges.push_back(owned_ranges(*plan, p, rank(), true));
+                      if (Status kept = step_.optimizer_state().keep_only(ranges); !kept.ok())
+                        return fail(kept, true);
+                    }
+                    then();
+                  }));
 }
 
 }  // namespace dsgd

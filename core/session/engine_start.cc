@@ -1,8 +1,5 @@
 // Start and change of strategy: the moments at which all workers compare what they are and agree on a plan.
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -13,6 +10,7 @@
 #include "core/config/config.h"
 #include "core/session/engine.h"
 #include "core/session/saved_parts.h"
+#include "core/session/signature.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -27,48 +25,8 @@ constexpr size_t kBucket = 4 << 20, kBucketOfTeams = 32 << 20, kBucketOfOneGpu =
 
 }  // namespace
 
-std::string Engine::describe_plan(const Result<Plan>& plan, const StrategySpec& strategy) {
-  return plan.ok() ? plan.value().describe()
-                   : strategy.describe() + " cannot be used: " + plan.status().message().substr(0, 1000);
-}
-
-uint64_t Engine::digest_of(const std::string& signature) {
-  return XXH3_64bits(signature.data(), signature.size());
-}
-
-// One line for each setting that must be equal, so that the first unequal line names the setting to correct.
 std::string Engine::signature(const std::string& strategy, bool with_rate) const {
-  std::string text = "library " + options_.library_version + "\n";
-  text += "fingerprint = " + options_.fingerprint + '\n';
-  for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const Parameter& parameter = *model_.parameters[p];
-    text += "parameter " + parameter.name + ' ' + dtype_name(parameter.dtype) + ' ' +
-            shape_text(parameter.shape) + (parameter.trained ? " trained " : " untrained ") +
-            model_.settings[p].describe() + '\n';
-  }
-  text += "no further parameter\n";
-  text += "optimizer " +
-          (with_rate ? model_.optimizer->describe()
-                     : model_.optimizer->name() + ' ' + model_.optimizer->settings()) +
-          '\n';
-  text += "strategy " + strategy + '\n';
-  text += std::string("reproducible = ") + (options_.step.reproducible ? "1" : "0") + '\n';
-  text += "bucket_size = " +
-          (options_.bucket_bytes ? std::to_string(options_.bucket_bytes) : std::string("not set")) + '\n';
-  text += "algorithm = " + options_.algorithm->name + '\n';
-  text += std::string("internode = ") + (options_.internode_nccl ? "nccl" : "rpc") + '\n';
-  text += std::string("views change = ") + (options_.views_change ? "1" : "0") + '\n';
-  text += "servers = " + std::to_string(options_.servers) + '\n';
-  text += std::string("gradient_norm = ") + (options_.step.gradient_norm ? "1" : "0") + '\n';
-  text += std::string("early_update = ") + (options_.step.early_update ? "1" : "0") + '\n';
-  for (const auto& [name, dtype] : kWireTypes) {
-    if (options_.step.wire == dtype) text += std::string("wire = ") + name + '\n';
-  }
-  text += "checkpoint_interval = " + std::to_string(options_.checkpoint_interval) + '\n';
-  text += "loss_scale = " + model_.loss_scale.text() + '\n';
-  text +=
-      std::string("nonfinite = ") + kNonFiniteActions[static_cast<size_t>(options_.step.nonfinite)] + '\n';
-  text += std::string("absent = ") + (options_.step.absent_is_zero ? "zero" : "skip") + '\n';
+  std::string text = describe_settings(options_, model_, strategy, with_rate);
   if (mesh_)
     text += "receive_memory gives chunks of " + std::to_string(mesh_->peers.chunk_bytes()) + " bytes\n";
   return text;
@@ -77,7 +35,7 @@ std::string Engine::signature(const std::string& strategy, bool with_rate) const
 void Engine::refuse(const std::string& name, const Status& why) {
   if (!mesh_ || !torn_.ok() || !failure_.ok()) return;
   Done end = [](const Status&) {};
-  const std::shared_ptr<Call> call = begin_call(&end);
+  const std::shared_ptr<Call> call = calls_.begin(&end);
   const Status told = Status(Code::kMismatch, name + ": " + mesh_->members().name(rank()) +
                                                   " rejected this call: " + why.message() +
                                                   "; correct it there and repeat the call on all workers")
@@ -102,10 +60,8 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
 // Runs again in each view that begins before the start has ended.
 void Engine::begin_start() {
   const StrategySpec strategy = starting_->strategy;
-  const uint64_t number = starting_->call = next_call();
-  ++channels_[0].next_call;
-  const auto call = std::make_shared<Call>(
-      Call{number, deadline(starting_->options), deadline_setting(starting_->options)});
+  const uint64_t number = starting_->call = calls_.take();
+  const auto call = calls_.make(number, starting_->options);
   const Done done = [this, number, entered = view()](const Status& status) {
     if (entering_ || entered != view() || !starting_) return;
     if (mesh_) mesh_->operations.end_call(number, status);
@@ -135,28 +91,29 @@ void Engine::begin_start() {
     return agreed({own_gpus});
   }
   const transport::StartHeader header{digest_of(mine), mine.size(), replicas, own_gpus};
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(header),
-           "dsgd_start",
-           [this, call, mine, unusable, agreed, done](const Status& status,
-                                                      const std::vector<std::vector<std::byte>>& all) {
-             if (!status.ok()) return done(status);
-             bool equal = true;
-             std::vector<uint32_t> gpus_of;
-             transport::StartHeader first;
-             total_replicas_ = 0;
-             for (size_t rank = 0; rank < all.size(); ++rank) {
-               auto theirs = transport::decode_start_header(all[rank]);
-               if (!theirs.ok()) return done(other_version(static_cast<int32_t>(rank), theirs.status()));
-               if (rank == 0) first = theirs.value();
-               equal = equal && theirs->signature == first.signature &&
-                       theirs->signature_length == first.signature_length;
-               total_replicas_ += theirs->replicas;
-               gpus_of.push_back(theirs->gpus);
-             }
-             if (!equal) return compare_signatures(call, mine, first.signature_length, done);
-             if (!unusable.ok()) return done(unusable);
-             agreed(gpus_of);
-           });
+  calls_.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0),
+                  transport::encode(header), "dsgd_start",
+                  [this, call, mine, unusable, agreed, done](const Status& status,
+                                                             const std::vector<std::vector<std::byte>>& all) {
+                    if (!status.ok()) return done(status);
+                    bool equal = true;
+                    std::vector<uint32_t> gpus_of;
+                    transport::StartHeader first;
+                    total_replicas_ = 0;
+                    for (size_t rank = 0; rank < all.size(); ++rank) {
+                      auto theirs = transport::decode_start_header(all[rank]);
+                      if (!theirs.ok())
+                        return done(other_version(static_cast<int32_t>(rank), theirs.status()));
+                      if (rank == 0) first = theirs.value();
+                      equal = equal && theirs->signature == first.signature &&
+                              theirs->signature_length == first.signature_length;
+                      total_replicas_ += theirs->replicas;
+                      gpus_of.push_back(theirs->gpus);
+                    }
+                    if (!equal) return compare_signatures(call, mine, first.signature_length, done);
+                    if (!unusable.ok()) return done(unusable);
+                    agreed(gpus_of);
+                  });
 }
 
 bool Engine::has_joined_later(int32_t rank) const {
@@ -178,7 +135,8 @@ void Engine::fail_newcomer(const std::string& difference) {
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
 // lowest rank. If only workers that have joined later differ, these fail, and the others start again in a
 // view without them.
-void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, size_t length, Done done) {
+void Engine::compare_signatures(const std::shared_ptr<Call>& call, std::string mine, size_t length,
+                                Done done) {
   if (length > Object::kLargest) {
     return done(
         Status(Code::kMismatch,
@@ -186,36 +144,18 @@ void Engine::compare_signatures(std::shared_ptr<Call> call, std::string mine, si
   }
   auto theirs = std::make_shared<std::vector<std::byte>>(length);
   if (rank() == 0) *theirs = bytes_of(mine);
-  give_all(call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
-           [this, call, mine, theirs, done](const Status& status) {
-             if (!status.ok()) return done(status);
-             const std::string difference = first_difference(text_of(*theirs), mine, rank());
-             exchange(
-                 call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
-                 "dsgd_start",
-                 [this, done](const Status& status, const std::vector<std::vector<std::byte>>& differences) {
-                   status.ok() ? on_differences(differences, done) : done(status);
-                 });
-           });
+  calls_.broadcast(call, Kind::kStart, DType::kUint8, *theirs, 0, "dsgd_start",
+                   [this, call, mine, theirs, done](const Status& status) {
+                     if (!status.ok()) return done(status);
+                     const std::string difference = first_difference(text_of(*theirs), mine, rank());
+                     calls_.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1),
+                                     bytes_of(difference), "dsgd_start",
+                                     [this, done](const Status& status,
+                                                  const std::vector<std::vector<std::byte>>& differences) {
+                                       status.ok() ? on_differences(differences, done) : done(status);
+                                     });
+                   });
 }
-
-namespace {
-// `difference`: a line of the signature, of which two workers have their own.
-Status signature_mismatch(const std::string& difference, int32_t rank) {
-  std::string parameter;
-  if (const size_t at = difference.find("'parameter "); at != std::string::npos)
-    parameter = difference.substr(at + 11, difference.find(' ', at + 11) - at - 11);
-  const bool versions = difference.find("'fingerprint = ") != std::string::npos;
-  const std::string remedy = versions
-                                 ? "run the same versions on all workers, or set the same `fingerprint`"
-                                 : "register the same parameters in the same order and set the same options "
-                                   "on all workers";
-  return Status(Code::kMismatch, "dsgd_start: workers disagree: " + difference + "; " + remedy)
-      .with_rank(rank)
-      .with_operation("dsgd_start")
-      .with_parameter(parameter);
-}
-}  // namespace
 
 // `differences`: by rank, the first from rank 0; empty: there is none. A worker that has joined later fails
 // alone if it differs.
@@ -237,7 +177,7 @@ void Engine::on_differences(const std::vector<std::vector<std::byte>>& differenc
   if (!own.empty()) fail_newcomer(text_of(own));
 }
 
-void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, Done done) {
+void Engine::give_values(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, Done done) {
   if (!started_) {
     auto contexts = make_contexts(model_);
     if (!contexts.ok()) return done(contexts.status());
@@ -269,7 +209,7 @@ void Engine::give_values(std::shared_ptr<Call> call, std::shared_ptr<const Plan>
         for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
           const Parameter& parameter = *model_.parameters[p];
           const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
-          give_all(call, Kind::kStart, parameter.dtype, data, start_source_, "dsgd_start", one_given);
+          calls_.broadcast(call, Kind::kStart, parameter.dtype, data, start_source_, "dsgd_start", one_given);
         }
         one_given({});
       }));
@@ -437,37 +377,37 @@ void Engine::set_strategy(const StrategySpec& strategy, Done done, const CallOpt
   if (!torn_.ok()) return done(torn_);
   if (Status status = admit_call(); !status.ok()) return done(status);
   done = begin_change(std::move(done));
-  const std::shared_ptr<Call> call = begin_call(&done, options);
+  const std::shared_ptr<Call> call = calls_.begin(&done, options);
   auto planned = plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!mesh_) return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
-  exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
-           "dsgd_strategy_set",
-           [this, call, plan, unusable, done](const Status& status,
-                                              const std::vector<std::vector<std::byte>>& all) {
-             if (!status.ok()) return done(status);
-             for (size_t rank = 1; rank < all.size(); ++rank) {
-               if (all[rank] == all[0]) continue;
-               return done(Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
-                                                       text_of(all[0]) + "', rank " + std::to_string(rank) +
-                                                       " for '" + text_of(all[rank]) +
-                                                       "'; give the same arguments everywhere")
-                               .with_rank(static_cast<int32_t>(rank))
-                               .with_operation("dsgd_strategy_set"));
-             }
-             if (!unusable.ok()) return done(unusable);
-             move_state(call, [this, call, plan, done](const Status& moved) {
-               moved.ok() ? replace_plan(call->deadline, plan, done) : done(moved);
-             });
-           });
+  calls_.exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
+                  "dsgd_strategy_set",
+                  [this, call, plan, unusable, done](const Status& status,
+                                                     const std::vector<std::vector<std::byte>>& all) {
+                    if (!status.ok()) return done(status);
+                    for (size_t rank = 1; rank < all.size(); ++rank) {
+                      if (all[rank] == all[0]) continue;
+                      return done(Status(Code::kMismatch,
+                                         "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
+                                             text_of(all[0]) + "', rank " + std::to_string(rank) + " for '" +
+                                             text_of(all[rank]) + "'; give the same arguments everywhere")
+                                      .with_rank(static_cast<int32_t>(rank))
+                                      .with_operation("dsgd_strategy_set"));
+                    }
+                    if (!unusable.ok()) return done(unusable);
+                    move_state(call, [this, call, plan, done](const Status& moved) {
+                      moved.ok() ? replace_plan(call->deadline, plan, done) : done(moved);
+                    });
+                  });
 }
 
 // A change of the view waits until the new plan holds.
 void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
   ++strategy_version_;
-  drop_learners(Status(kNotNow, "it changes the strategy"));
+  giver_.drop_all(Status(kNotNow, "it changes the strategy"));
   applying_ = true;
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {
     applying_ = false;
@@ -488,7 +428,7 @@ void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> 
 }
 
 // Optimizer state goes from the owners of its ranges to every worker.
-void Engine::move_state(std::shared_ptr<Call> call, Done done) {
+void Engine::move_state(const std::shared_ptr<Call>& call, Done done) {
   if (!step_.updates_at_owner()) return done({});
   auto planned = plan_of(step_.strategy(), true);  // a range has the same owner in any plan of the strategy
   if (!planned.ok()) return done(planned.status());
@@ -507,7 +447,7 @@ void Engine::move_state(std::shared_ptr<Call> call, Done done) {
 }
 
 // Gathers one of the optimizer's tensors, for the elements of one bucket.
-void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan> plan, size_t index,
+void Engine::gather_state(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, size_t index,
                           size_t tensor, Done done) {
   const Bucket& bucket = plan->buckets[index];
   const size_t element = dtype_size(bucket.dtype);
@@ -522,8 +462,8 @@ void Engine::gather_state(std::shared_ptr<Call> call, std::shared_ptr<const Plan
       std::memcpy(buffer->data() + piece.position * element, place(piece), piece.count * element);
     }
   }
-  schedule(
-      std::move(call),
+  calls_.schedule(
+      call,
       [this, buffer, element, plan, index](uint64_t operation, Done ended) {
         const Bucket& bucket = plan->buckets[index];
         BulkHeader header =

@@ -72,7 +72,7 @@ Result<device::Device::CommunicatorLibrary> Engine::communicator_library() const
 }
 
 // Forms teams for the strategy that training begins with. A later strategy may use them or not.
-void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy,
+void Engine::form_teams(const std::shared_ptr<Call>& call, const StrategySpec& strategy,
                         std::vector<uint32_t> gpus_of, Done done) {
   const AlgorithmChoice& algorithm =
       strategy.traits().takes_algorithm ? strategy.algorithm : options_.algorithm;
@@ -115,8 +115,8 @@ void Engine::form_teams(std::shared_ptr<Call> call, const StrategySpec& strategy
     join_team(call, std::move(teams).value(), done);
   };
   if (!mesh_) return gathered({}, {mine});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine),
-           "dsgd_start", gathered);
+  calls_.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2), std::move(mine),
+                  "dsgd_start", gathered);
 }
 
 // Computes the teams from the messages of all workers, so all workers get the same result.
@@ -169,7 +169,7 @@ Status Engine::other_version(int32_t rank, const Status& why) const {
       .with_operation("dsgd_start");
 }
 
-void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
+void Engine::join_team(const std::shared_ptr<Call>& call, Teams teams, Done done) {
   const TeamMember member = teams.member(rank());
   const bool in_team = member.size > 1;
   auto queue = in_team ? std::make_unique<device::CollectiveQueue>(loop_, gpus()) : nullptr;
@@ -181,8 +181,8 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
   const auto joined = [this, call, done](const Status& status) {
     if (!mesh_) return done(status);
     if (status.ok()) {
-      return exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {}, "dsgd_start",
-                      [done](const Status& met, const auto&) { done(met); });
+      return calls_.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {},
+                             "dsgd_start", [done](const Status& met, const auto&) { done(met); });
     }
     const Status why =
         Status(status.code(), "dsgd_start: rank " + std::to_string(rank()) + ": " + status.message())
@@ -209,11 +209,11 @@ void Engine::join_team(std::shared_ptr<Call> call, Teams teams, Done done) {
     log_->info("NCCL reduces the gradients of " + std::to_string(member.size) +
                " GPUs; this worker has numbers " + std::to_string(member.first) + " to " +
                std::to_string(member.first + member.devices - 1) + " of them");
-    joining->join(id, member.first, member.size, deadline(), joined);
+    joining->join(id, member.first, member.size, calls_.deadline(), joined);
   };
   if (!mesh_) return told({}, {transport::encode(mine)});
-  exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3), transport::encode(mine),
-           "dsgd_start", told);
+  calls_.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3),
+                  transport::encode(mine), "dsgd_start", told);
 }
 
 }  // namespace dsgd

@@ -14,12 +14,12 @@ WaitReport Engine::wait_report(uint64_t call) const {
   const UnmarkedGradients unmarked = is_step ? step_.unmarked() : UnmarkedGradients();
   const Operations::WaitedPeers peers =
       mesh_ ? mesh_->operations.waited_peers(call) : Operations::WaitedPeers();
-  if (const auto fetched = fetching_.find(call); fetched != fetching_.end()) {
+  if (const std::string name = calls_.fetching(call); !name.empty()) {
     return {Status(Code::kWaitTimeout,
                    "this worker has not copied its buffer from its GPU yet: other work in `stream`, or an "
                    "earlier collective, may not have ended")
                 .with_rank(rank(), mesh_ ? mesh_->members().host_of(rank()) : std::string())
-                .with_operation(fetched->second),
+                .with_operation(name),
             {}};
   }
   if (unmarked.empty() && peers.ranks.empty()) return {};

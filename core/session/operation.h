@@ -1,5 +1,5 @@
 // An operation as the host sees it: made and ended by the session, waited for by any number of threads. Also
-// the options of a call, and a call as the engine makes it.
+// the options of a call that starts one.
 #pragma once
 
 #include <atomic>
@@ -39,14 +39,6 @@ struct CallOptions {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
     return timeout.count() > 0 ? "timeout = " + std::to_string(ms) + " ms" : other;
   }
-};
-
-// One call of the user, which may take several operations of the mesh; see core/mesh/channels.h.
-struct EngineCall {
-  uint64_t number;
-  transport::Time deadline;
-  std::string limit;  // the setting that the deadline comes from
-  uint64_t next = 0;
 };
 
 class Operation {

@@ -148,11 +148,11 @@ Result<Session::Collective> Session::allreduce(const void* send, void* receive, 
   }
   if (staging->send) staging->fetch = {data, send, nbytes};
   const void* const copied = staging->send ? data : send;
-  return impl_->staged("all-reduce", nbytes, options, staging.value(),
-                       [=, this](auto done, const CallOptions& given) {
-                         if (copied != data && nbytes > 0) std::memcpy(data, copied, nbytes);
-                         impl_->engine().allreduce(bytes(data, nbytes), dtype, reduction, done, given);
-                       });
+  return impl_->staged(
+      "all-reduce", nbytes, options, staging.value(), [=, this](auto done, const CallOptions& given) {
+        if (copied != data && nbytes > 0) std::memcpy(data, copied, nbytes);
+        impl_->engine().collectives().allreduce(bytes(data, nbytes), dtype, reduction, done, given);
+      });
 }
 
 Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
@@ -176,10 +176,10 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
       staging->store = {data, used, nbytes};
     }
   }
-  return impl_->staged("broadcast", nbytes, options, staging.value(),
-                       [=, this](auto done, const CallOptions& given) {
-                         impl_->engine().broadcast(bytes(used, nbytes), dtype, root, done, given);
-                       });
+  return impl_->staged(
+      "broadcast", nbytes, options, staging.value(), [=, this](auto done, const CallOptions& given) {
+        impl_->engine().collectives().broadcast(bytes(used, nbytes), dtype, root, done, given);
+      });
 }
 
 Result<Session::Collective> Session::allgather(const void* send, size_t send_nbytes, void* receive,
@@ -210,8 +210,8 @@ Result<Session::Collective> Session::allgather(const void* send, size_t send_nby
   }
   return impl_->staged("all-gather", receive_nbytes, options, staging.value(),
                        [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
-                         impl_->engine().allgather(bytes(mine, send_nbytes), bytes(all, receive_nbytes),
-                                                   parts, dtype, done, given);
+                         impl_->engine().collectives().allgather(
+                             bytes(mine, send_nbytes), bytes(all, receive_nbytes), parts, dtype, done, given);
                        });
 }
 
@@ -248,8 +248,9 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
   }
   return impl_->staged("reduce-scatter", send_nbytes, options, staging.value(),
                        [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
-                         impl_->engine().reduce_scatter(bytes(all, send_nbytes), bytes(mine, receive_nbytes),
-                                                        parts, dtype, reduction, done, given);
+                         impl_->engine().collectives().reduce_scatter(bytes(all, send_nbytes),
+                                                                      bytes(mine, receive_nbytes), parts,
+                                                                      dtype, reduction, done, given);
                        });
 }
 
@@ -257,7 +258,7 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions
   Impl::Call call(*impl_);
   if (!call.status().ok()) return call.status();
   return impl_->launch("barrier", 0, mode, options,
-                       [this, options](auto done) { impl_->engine().barrier(done, options); });
+                       [this, options](auto done) { impl_->engine().collectives().barrier(done, options); });
 }
 
 Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data,

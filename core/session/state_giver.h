@@ -1,0 +1,58 @@
+// Gives this worker's state to workers that join, while this one trains on: a stream of parts for each range
+// of elements that a learner asks for (core/step/state_stream.h).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/model/model.h"
+#include "core/step/commit.h"
+#include "core/step/state_stream.h"
+#include "transport/messages.h"
+#include "transport/network.h"
+
+namespace dsgd {
+
+// On the loop. The replicas are on the host.
+class StateGiver {
+ public:
+  using Members = std::vector<transport::MemberInfo>;
+
+  StateGiver(const Model& model, Commit& state) : model_(model), state_(state) {}
+  // Answers with the next parts of the stream that begins at this element; begins the stream if the question
+  // is the first. With no part to give, the answer follows the next step. `with_state`: as in StateStream.
+  void give(const std::string& worker_id, const transport::FetchState& question, bool with_state,
+            transport::Responder respond);
+  // Whether a worker of this view waits for state.
+  bool is_awaited_in(const Members& view) const;
+  void step_ended(const Members& view);
+  // Ends the streams to workers of the present view. Those to workers that enter `next`, or have not entered
+  // a view yet, go on.
+  void change_view(const Members& present, const Members& next);
+  void forget(const std::string& worker_id);
+  void drop_all(const Status& why);
+
+ private:
+  struct Given {
+    Given(const Model& model, uint64_t begin, uint64_t end, bool with_state)
+        : stream(model, begin, end, with_state) {}
+    StateStream stream;
+    uint64_t next = 0;             // answer
+    bool told_whole = false;       // the learner knows that it was whole once
+    transport::Responder waiting;  // for the next step
+  };
+  using Key = std::pair<std::string, uint64_t>;  // worker id, first element
+
+  Status begin(const Key& key, const transport::FetchState& question, bool with_state);
+  void answer(Given* given, bool last, const transport::Responder& respond);
+
+  const Model& model_;
+  Commit& state_;
+  std::map<Key, std::unique_ptr<Given>> given_;  // those to one worker do not overlap
+};
+
+}  // namespace dsgd

@@ -1,0 +1,32 @@
+// The decision of the workers of a new view on where they go on: a function of their reports.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/mesh/channels.h"
+#include "core/mesh/members.h"
+#include "transport/base/status.h"
+#include "transport/payloads.h"
+
+namespace dsgd {
+
+struct ViewDecision {
+  int32_t source = 0;              // whose state counts: the lowest rank with the most steps
+  std::vector<int32_t> copiers;    // a step behind, or learners
+  std::vector<int32_t> learners;   // of the copiers
+  std::vector<int32_t> different;  // learners that cannot take part: their settings differ
+  std::vector<uint64_t> calls = std::vector<uint64_t>(kChannels, 1);  // by channel: the next one
+  bool all_started = true;
+  bool all_on_host = true;
+  uint32_t replicas = 0;
+};
+
+// Of all workers of the view, by rank.
+Result<std::vector<transport::ViewReport>> decode_reports(const std::vector<std::vector<std::byte>>& encoded);
+// `cause`: of the view. Fails if the job cannot go on.
+Result<ViewDecision> decide(const std::vector<transport::ViewReport>& reports, const Members& members,
+                            const Status& cause);
+
+}  // namespace dsgd
