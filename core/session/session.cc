@@ -68,7 +68,7 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config,
   impl.worker =
       std::make_unique<Worker>(*impl.environment, impl.config, algorithm.value(), impl.model, impl.log);
   DSGD_RETURN_IF_ERROR(impl.worker->setup());
-  impl.opened = true;
+  impl.life = Impl::Life::kOpen;
   // Without files, calls on checkpoints fail.
   auto files = impl.environment->new_files();
   impl.engine().use_files(files.ok() ? std::move(files).value() : nullptr, &impl.shards);
@@ -88,7 +88,7 @@ Session::~Session() {
     (void)impl_.release();
     return;
   }
-  if (impl_->opened) close(std::chrono::milliseconds(0));
+  if (impl_->life != Impl::Life::kMaking) close(std::chrono::milliseconds(0));
   impl_->retired.release_all();
   for (const auto& replica : impl_->model.replicas) {
     for (Binding& binding : impl_->model.bindings[replica->index])
@@ -100,7 +100,7 @@ Session::~Session() {
 
 Result<std::shared_ptr<Operation>> Session::join(Mode mode, const CallOptions& options) {
   Impl& impl = *impl_;
-  auto call = std::make_shared<Impl::Call>(impl, Impl::Call::kAlways);
+  auto call = std::make_shared<Impl::HostCall>(impl, Impl::HostCall::kAlways);
   if (!call->status().ok()) return call->status();
   const transport::Time deadline =
       impl.loop().now() + options.timeout_or(impl.config.duration("init_timeout"));
@@ -225,19 +225,19 @@ Status Session::Impl::join_timeout_error(const std::string& limit, const std::st
 // ---- calls
 
 Status Session::Impl::check_not_on_loop() {
-  if (!opened || ended || !loop().on_loop()) return {};
+  if (life == Life::kMaking || has_ended() || !loop().on_loop()) return {};
   return Status(Code::kState,
                 "dsgd calls are not allowed inside a plug-in function or the log hook; call after it has "
                 "returned");
 }
 
-Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
+Session::Impl::HostCall::HostCall(Impl& impl, Use use) : impl_(impl) {
   status_ = impl_.environment->alive();
   if (!status_.ok()) return;  // in a forked child the parent's locks may be held for ever
   std::lock_guard lock(impl_.call_mutex);
   status_ = impl_.check_not_on_loop();
   if (!status_.ok()) return;
-  if (use == kAlways ? impl_.ended : impl_.closing) {
+  if (use == kAlways ? impl_.has_ended() : impl_.is_closing()) {
     status_ = closed_status();
     return;
   }
@@ -254,33 +254,31 @@ Session::Impl::Call::Call(Impl& impl, Use use) : impl_(impl) {
   counted_ = true;
 }
 
-Session::Impl::Call::~Call() {
+Session::Impl::HostCall::~HostCall() {
   if (!counted_) return;
   std::lock_guard lock(impl_.call_mutex);
-  if (--impl_.calls > 0 || !impl_.ended) return;
+  if (--impl_.calls > 0 || !impl_.has_ended()) return;
   impl_.loop().post([&impl = impl_] { impl.drained = true; });
 }
 
 Status Session::alive() const { return impl_->environment->alive(); }
-bool Session::closed() const { return impl_->closing; }
+bool Session::closed() const { return impl_->is_closing(); }
 
 Status Session::close(std::chrono::milliseconds timeout) {
   if (Status status = alive(); !status.ok()) return status;
   Impl& impl = *impl_;
   {
     std::lock_guard lock(impl.call_mutex);
-    if (impl.closed) return impl.diverged;
+    if (impl.life == Impl::Life::kClosed) return impl.diverged;
     DSGD_RETURN_IF_ERROR(impl.check_not_on_loop());
-    impl.closing = true;
+    impl.life = std::max(impl.life.load(), Impl::Life::kClosing);
     const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
     impl.close_until = std::min(impl.close_until.load(), until);  // also for a close() in progress
-    if (impl.opened) {
-      impl.loop().post(
-          [&impl] { impl.engine().hasten_last_step(std::max(impl.close_until.load(), impl.loop().now())); });
-    }
+    impl.loop().post(
+        [&impl] { impl.engine().hasten_last_step(std::max(impl.close_until.load(), impl.loop().now())); });
   }
   std::lock_guard closing(impl.close_mutex);
-  if (impl.closed) return impl.diverged;
+  if (impl.life == Impl::Life::kClosed) return impl.diverged;
   const transport::Time deadline = impl.close_until;
   impl.leave_unmarked_step();
   impl.leave(deadline, timeout.count() != 0);
@@ -293,7 +291,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   // used.
   {
     std::lock_guard lock(impl.call_mutex);
-    impl.ended = true;
+    impl.life = Impl::Life::kEnded;
     impl.drained = impl.calls == 0;
   }
   impl.wake_queue();
@@ -301,7 +299,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
     if (!impl.environment->alive().ok()) break;
   }
   std::lock_guard lock(impl.call_mutex);  // the last caller has left post(), too
-  impl.closed = true;
+  impl.life = Impl::Life::kClosed;
   impl.worker.reset();
   return impl.diverged;
 }
@@ -361,11 +359,11 @@ void Session::Impl::poll_idle() {
   const transport::Time now = loop().now();
   if (engine().idle()) idle_since = std::min(idle_since.load(), now);
   const transport::Time since = idle_since;
-  const bool has_ended = since != transport::kNever;
+  const bool was_idle = since != transport::kNever;
   const bool may_leave =
-      has_ended && (engine().all_sent() || !engine().failure().ok() || now - since >= worker->lease());
+      was_idle && (engine().all_sent() || !engine().failure().ok() || now - since >= worker->lease());
   const transport::Time until =
-      has_ended ? std::max(close_until.load(), since + kLeaving) : close_until.load();
+      was_idle ? std::max(close_until.load(), since + kLeaving) : close_until.load();
   if (may_leave || now >= until) {
     idle = true;
   } else {
@@ -399,7 +397,7 @@ void Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left) {
 }
 
 Status Session::abort(const std::string& reason) {
-  Impl::Call call(*impl_, Impl::Call::kAlways);
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (!call.status().ok()) return call.status();
   const bool joined = impl_->membership == Impl::Membership::kJoined;
   const std::string host = impl_->environment->host_name();
@@ -420,7 +418,7 @@ Status Session::abort(const std::string& reason) {
 Status Session::abort(const std::shared_ptr<Operation>& operation, const std::string& reason) {
   if (operation->done()) return {};
   if (!operation->is_object_get()) return abort(reason);
-  Impl::Call call(*impl_, Impl::Call::kAlways);
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (!call.status().ok()) return call.status();
   const Status cause(Code::kAborted,
                      "the operation was aborted: " + (reason.empty() ? "no reason given" : reason));
@@ -487,7 +485,7 @@ void Session::Impl::end_left_open(const Status& why) {
     while (!launched.empty()) end_launched(launched.begin(), why);
   }
   std::lock_guard lock(step_mutex);
-  if (step_operation && step_operation->done()) in_step = false;
+  if (step_operation && step_operation->done()) step_operation.reset();
 }
 
 void Session::Impl::wake_queue() {
@@ -499,7 +497,7 @@ void Session::Impl::wake_queue() {
 
 Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   if (operation.done()) return operation.status();
-  Impl::Call call(*impl_, Impl::Call::kAlways);
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
@@ -527,7 +525,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
 
 Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
                                                                     std::chrono::milliseconds timeout) {
-  Impl::Call call(*impl_, Impl::Call::kAlways);
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (Status status = alive(); !status.ok()) return status;
   if (call.status().code() == Code::kState) return call.status();
   const bool usable = call.status().ok();
@@ -547,7 +545,7 @@ Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
         if (impl_->queue.empty() && impl_->notifier) impl_->notifier->clear();
         return ended;
       }
-      if (impl_->ended) return closed_status();
+      if (impl_->has_ended()) return closed_status();
       self = impl_->queue_waiters.insert(impl_->queue_waiters.end(), &woken);
     }
     const bool in_time = impl_->loop().wait(woken, deadline);

@@ -10,7 +10,7 @@ std::shared_ptr<SharedShard> Session::add_shard(uint64_t samples, uint64_t seed,
 }
 
 Status Session::wait_for_samples(const SharedShard& shard) {
-  Impl::Call call(*impl_, Impl::Call::kAlways);
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (!call.status().ok()) return call.status();
   if (impl_->shards.waits_for_others()) {
     return Status(Code::kState,
@@ -32,7 +32,7 @@ Result<std::string> Session::Impl::checkpoint_folder(const char* call, const std
 
 Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& path, Mode mode,
                                                             const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_save", path);
   if (!folder.ok()) return folder.status();
@@ -48,7 +48,7 @@ Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& p
 
 Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& path, Mode mode,
                                                             const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_load", path);
   if (!folder.ok()) return folder.status();

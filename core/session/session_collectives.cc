@@ -98,7 +98,7 @@ template <typename Start>
 Session::Collective Session::Impl::staged(const char* kind, size_t nbytes, const CallOptions& options,
                                           const Staging& staging, Start start) {
   return [=, this](Mode mode) -> Result<std::shared_ptr<Operation>> {
-    Call call(*this);
+    HostCall call(*this);
     if (!call.status().ok()) return call.status();
     const transport::Time deadline = loop().now() + timeout_of(options);
     const auto copy = [=, this](const Staging::Transfer& transfer, bool to_host,
@@ -131,7 +131,7 @@ Session::Collective Session::Impl::staged(const char* kind, size_t nbytes, const
 
 Result<Session::Collective> Session::allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
                                                Reduction reduction, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`send`", send, nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`receive`", receive, nbytes, dtype));
@@ -157,7 +157,7 @@ Result<Session::Collective> Session::allreduce(const void* send, void* receive, 
 
 Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
                                                const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("broadcast", "the buffer", data, nbytes, dtype));
   if (root < 0 || root >= impl_->size) {
@@ -185,7 +185,7 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
 Result<Session::Collective> Session::allgather(const void* send, size_t send_nbytes, void* receive,
                                                size_t receive_nbytes, const size_t* element_counts,
                                                DType dtype, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`send`", send, send_nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype));
@@ -219,7 +219,7 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
                                                     size_t receive_nbytes, const size_t* element_counts,
                                                     DType dtype, Reduction reduction,
                                                     const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype));
@@ -255,7 +255,7 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
 }
 
 Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   return impl_->launch("barrier", 0, mode, options,
                        [this, options](auto done) { impl_->engine().collectives().barrier(done, options); });
@@ -264,7 +264,7 @@ Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions
 Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, std::span<const uint8_t> data,
                                                        int32_t dtype, std::span<const int64_t> shape,
                                                        Mode mode, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_name("object", name));
   if (data.size() > Object::kLargest) {
@@ -284,7 +284,7 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
 
 Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& name, Mode mode,
                                                           const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_name("object", name));
   return impl_->launch_for_object(
@@ -294,7 +294,7 @@ Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& nam
 
 Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, Mode mode,
                                                        const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status named = check_name("object", name); !named.ok()) return named;
   const auto operation = impl_->new_operation("dsgd_object_get", options);

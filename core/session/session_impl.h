@@ -31,16 +31,16 @@ struct Session::Impl {
         backends(registered.backends),
         locate(registered.locate) {}
 
-  // A call in progress. close() waits until there is none, since calls use the loop.
-  class Call {
+  // A call of the host in progress. close() waits until there is none, since calls use the loop.
+  class HostCall {
    public:
     enum Use {
       kWork,    // refused when the session is closing or has failed
       kRead,    // refused when the session is closing: reads local state only
       kAlways,  // refused only when the session has ended: tells how operations ended, or ends them
     };
-    explicit Call(Impl& impl, Use use = kWork);
-    ~Call();
+    explicit HostCall(Impl& impl, Use use = kWork);
+    ~HostCall();
     const Status& status() const { return status_; }  // kForked, kClosed, or the session's failure
 
    private:
@@ -136,13 +136,13 @@ struct Session::Impl {
     });
     return operation;
   }
-  template <typename Call>
-  void launch(const std::shared_ptr<Operation>& operation, Mode mode, const Call& call) {
+  template <typename Start>
+  void launch(const std::shared_ptr<Operation>& operation, Mode mode, const Start& start) {
     if (mode == Mode::kWait) {
-      return run(operation, call);
+      return run(operation, start);
     }
-    post_async(operation, [this, call, operation] {
-      begin(call, operation, [this, operation](const Status& status) { end_async(operation, status); });
+    post_async(operation, [this, start, operation] {
+      begin(start, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
   }
   // Launches what changes the plan of the steps, during which the model is not touched: start, or another
@@ -272,14 +272,19 @@ struct Session::Impl {
 
   std::mutex close_mutex;  // a second close() waits for the first
   std::mutex call_mutex;
-  int calls = 0;                     // in progress
-  std::atomic<bool> closing{false};  // written under call_mutex; no new work begins
-  // All operations have ended, and no new wait begins. Written under call_mutex.
-  std::atomic<bool> ended{false};
+  int calls = 0;  // of the host, in progress
+  enum class Life {
+    kMaking,  // there may be no loop yet
+    kOpen,
+    kClosing,  // no new work begins
+    kEnded,    // all operations have ended, and no new wait begins
+    kClosed,
+  };
+  std::atomic<Life> life{Life::kMaking};  // grows; written under call_mutex
+  bool is_closing() const { return life >= Life::kClosing; }
+  bool has_ended() const { return life >= Life::kEnded; }
   std::atomic<bool> drained{false};  // ended, and no call is in progress
-  bool closed = false;
-  Status diverged;      // as the first close() has found
-  bool opened = false;  // there is a loop, and so something to end
+  Status diverged;                   // as the first close() has found
   enum class Membership { kJoining, kJoined, kFailed };
   // Written on the loop, after the values that it announces: those of the view, or `failure`.
   std::atomic<Membership> membership{Membership::kJoining};
@@ -296,9 +301,9 @@ struct Session::Impl {
   std::unordered_set<std::string_view> parameter_names;  // of the model; under model_mutex
   RetiredBuffers retired;                                // added to under model_mutex
   metrics::Counter allocated;                            // bytes of dsgd_alloc; changed under model_mutex
-  std::mutex step_mutex;  // the step in flight, and the order of its messages to the loop
-  std::shared_ptr<Operation> step_operation;
-  bool in_step = false;
+  std::mutex step_mutex;                      // the step in flight, and the order of its messages to the loop
+  std::shared_ptr<Operation> step_operation;  // null: no step is in flight
+  bool in_step() const { return step_operation != nullptr; }
   const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy
   int64_t next_step = 0;           // index of the step in flight, or of the next one
   Status step_failure;             // of the last step begun

@@ -23,7 +23,7 @@ void Session::Impl::count(const Operation& operation, const Status& status, tran
 
 Result<std::string> Session::metrics() const {
   using metrics::OpenMetrics;
-  Impl::Call call(*impl_, Impl::Call::kRead);
+  Impl::HostCall call(*impl_, Impl::HostCall::kRead);
   if (!call.status().ok()) return call.status();
   OpenMetrics out("dsgd_");
   out.info("session", "Job, rank and library version of the session.");
@@ -108,7 +108,7 @@ Result<std::string> Session::trace(transport::Duration unix_now) const {
   std::vector<metrics::Span> spans;
   transport::Duration unix_origin;
   {
-    Impl::Call call(*impl_, Impl::Call::kRead);
+    Impl::HostCall call(*impl_, Impl::HostCall::kRead);
     if (!call.status().ok()) return call.status();
     spans = impl_->worker->trace().spans();
     unix_origin = unix_now - impl_->loop().now();

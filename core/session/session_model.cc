@@ -18,7 +18,7 @@ Status Session::Impl::check_model_writable(const char* what) {
 }
 
 Status Session::Impl::check_not_in_step(const char* what) const {
-  if (!in_step) return check_not_changing(what);
+  if (!in_step()) return check_not_changing(what);
   return Status(Code::kState,
                 std::string(what) + " is called while a step is in flight; wait for its end first");
 }
@@ -31,7 +31,7 @@ Status Session::Impl::check_not_changing(const char* what) const {
 
 Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
                                           std::span<const int64_t> shape, bool trained) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->check_model_writable("dsgd_parameter_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
@@ -114,7 +114,7 @@ Status check_settings(const Parameter& parameter, const ParameterSettings& setti
 }  // namespace
 
 Status Session::set_parameter(Parameter* parameter, const std::string& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto words = Options::parse(options, "parameter '" + parameter->name + "'");
   if (!words.ok()) return words.status();
@@ -150,7 +150,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
 }
 
 Result<Replica*> Session::add_replica(const std::string& device) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->check_model_writable("dsgd_replica_add"); !status.ok()) return status;
   std::lock_guard lock(impl_->model_mutex);
@@ -192,7 +192,7 @@ Result<Replica*> Session::add_replica(const std::string& device) {
 }
 
 Status Session::set_replica_weight(Replica* replica, double weight) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!(weight < 0)) {
     DSGD_RETURN_IF_ERROR(check_weight(weight));
@@ -205,7 +205,7 @@ Status Session::set_replica_weight(Replica* replica, double weight) {
 
 Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
                      size_t gradient_nbytes, std::function<void()> release) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto bad = [&](const std::string& text) {
     return Status(Code::kInvalidArgument, "binding parameter '" + parameter->name + "' in replica " +
@@ -299,7 +299,7 @@ Status Session::Impl::check_buffers_apart() const {
 }
 
 Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter* parameter) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   std::shared_ptr<TensorMemory> memory;
   {
@@ -324,7 +324,7 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
 }
 
 Status Session::set_optimizer(const std::string& name, const std::string& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->check_model_writable("dsgd_optimizer_set"); !status.ok()) return status;
   if (impl_->started) {
@@ -339,7 +339,7 @@ Status Session::set_optimizer(const std::string& name, const std::string& option
 }
 
 Status Session::set_learning_rate(double rate) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!std::isfinite(rate) || rate < 0) {
     return Status(Code::kInvalidArgument,
@@ -353,7 +353,7 @@ Status Session::set_learning_rate(double rate) {
 double Session::loss_scale() const { return impl_->model.loss_scale.factor(); }
 
 Result<uint64_t> Session::digest() {
-  Impl::Call call(*impl_, Impl::Call::kRead);
+  Impl::HostCall call(*impl_, Impl::HostCall::kRead);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_digest"));
   std::lock_guard lock(impl_->model_mutex);

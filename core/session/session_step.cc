@@ -15,7 +15,7 @@ Status Session::set_strategy(const std::string& name, const std::string& options
 
 Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name, const std::string& options,
                                                          Mode mode, const CallOptions& options_of_call) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->find_strategy(name, options);
   if (!strategy.ok())
@@ -75,7 +75,7 @@ Status Session::start() {
 }
 
 Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = impl_->check_model_writable("dsgd_start"); !status.ok()) return status;
   {
@@ -110,7 +110,7 @@ Status Session::Impl::mark(const Replica& replica, std::span<Parameter* const> p
                            void* stream) {
   std::vector<uint32_t> complete;
   Status status = marks().mark(replica, parameters, absent, stream, &complete);
-  if (!status.ok() || !in_step || complete.empty()) return status;
+  if (!status.ok() || !in_step() || complete.empty()) return status;
   return tell_ready(std::move(complete), [&] { marks().unmark(replica, parameters); });
 }
 
@@ -137,7 +137,7 @@ Status Session::Impl::record_streams(const std::vector<uint32_t>& buckets) {
 // The session is closing, so nothing can be marked any more: the step fails on all workers.
 void Session::Impl::leave_unmarked_step() {
   std::lock_guard lock(step_mutex);
-  if (!in_step) return;
+  if (!in_step()) return;
   const UnmarkedGradients unmarked = marks().unmarked();
   if (unmarked.empty()) return;
   loop().post([this, unmarked] { engine().leave_step(unmarked); });
@@ -182,16 +182,15 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
                                  const CallOptions& options) {
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
-  if (in_step) return Status(Code::kState, "a step is in flight already; wait for its end first");
+  if (in_step()) return Status(Code::kState, "a step is in flight already; wait for its end first");
   if (Status status = check_not_changing("a step"); !status.ok()) return status;
-  if (closing) return Status(Code::kClosed, "the session is closing, so no step can begin");
+  if (is_closing()) return Status(Code::kClosed, "the session is closing, so no step can begin");
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();
   if (views_change) shards.begin_step();
   if (blocking) marks().mark_rest();
   std::vector<uint32_t> ready = marks().complete_buckets();  // absences may have been marked before
   if (!blocking) DSGD_RETURN_IF_ERROR(record_streams(ready));
-  in_step = true;
   step_failure = {};
   step_operation = operation;
   if (blocking) lock.unlock();
@@ -224,7 +223,6 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
                                const StepResult& result, bool blocking) {
   {
     std::lock_guard lock(step_mutex);
-    in_step = false;
     step_failure = status;
     torn = engine().torn();
     if (status.ok()) ++next_step;
@@ -241,7 +239,7 @@ void Session::Impl::step_ended(const std::shared_ptr<Operation>& operation, cons
 }
 
 Status Session::step(double weight, StepResult* result) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto operation = std::make_shared<Operation>(0, impl_->next_step_name(), true);
   Status status = impl_->begin_step(weight, true, operation);
@@ -250,7 +248,7 @@ Status Session::step(double weight, StepResult* result) {
 }
 
 Result<std::shared_ptr<Operation>> Session::step_begin(double weight, const CallOptions& options) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto operation = std::make_shared<Operation>(impl_->next_id.fetch_add(1), impl_->next_step_name(), true,
                                                options.user_data);
@@ -272,14 +270,14 @@ Status check_trained(const Parameter& parameter) {
 }  // namespace
 
 Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> parameters, void* stream) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (parameters.empty()) return {};
   const std::string& first = parameters.front()->name;
   if (stream && replica->device->is_host()) return no_streams(*replica).with_parameter(first);
   for (const Parameter* parameter : parameters) DSGD_RETURN_IF_ERROR(check_trained(*parameter));
   std::lock_guard lock(impl_->step_mutex);
-  if (!impl_->in_step) {
+  if (!impl_->in_step()) {
     Status why = impl_->no_step_error();
     if (why.code() != Code::kState) return why;
     return Status(Code::kState,
@@ -291,7 +289,7 @@ Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> pa
 
 // The default stream comes after new values, so what waits for it does.
 Status Session::stream_wait(Replica* replica, void* stream) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   device::Device& device = *replica->device;
   if (device.is_host()) return stream ? no_streams(*replica) : Status();
@@ -300,7 +298,7 @@ Status Session::stream_wait(Replica* replica, void* stream) {
 }
 
 Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status status = check_trained(*parameter); !status.ok()) return status;
   if (impl_->config.flag("early_update")) {
@@ -314,15 +312,15 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
   // After a mismatch the host may repeat the step; the mark applies to the repetition.
   const Status& failed = impl_->step_failure;
-  if (!impl_->in_step && !failed.ok() && failed.code() != Code::kMismatch) return failed;
+  if (!impl_->in_step() && !failed.ok() && failed.code() != Code::kMismatch) return failed;
   return impl_->mark(*replica, {&parameter, 1}, true, nullptr);
 }
 
 Status Session::step_flush() {
-  Impl::Call call(*impl_);
+  Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   std::lock_guard lock(impl_->step_mutex);
-  if (impl_->in_step) {
+  if (impl_->in_step()) {
     std::vector<uint32_t> rest = impl_->marks().mark_rest();
     return rest.empty() ? Status()
                         : impl_->tell_ready(std::move(rest), [this] { impl_->marks().unmark_rest(); });
@@ -331,10 +329,10 @@ Status Session::step_flush() {
   return impl_->no_step_error();
 }
 
-// Not an Impl::Call, which takes a lock: the signal may have come while this thread holds it.
+// Not an Impl::HostCall, which takes a lock: the signal may have come while this thread holds it.
 Code Session::stop_request() noexcept {
   if (const Code life = impl_->environment->life(); life != Code::kOk) return life;
-  if (impl_->closing) return Code::kClosed;
+  if (impl_->is_closing()) return Code::kClosed;
   impl_->stop = true;
   return Code::kOk;
 }
