@@ -330,7 +330,7 @@ bool ShardList::deal(const std::vector<SampleReport>& reports, const std::vector
   Completed completed = completed_of(reports, steps, roster_->workers);
   const SampleLedgers dealt = deal_all(reports, &completed, *roster_);
   made_ = joined_ ? made_by(reports) : made_;
-  take_all(dealt, over);
+  take_all(dealt, completed.drawn, over);
 
   lost_with_samples_.clear();
   for (const auto& [key, ledger] : dealt) {
@@ -381,7 +381,7 @@ void ShardList::renumber(const std::vector<std::shared_ptr<SharedShard>>& shards
 }
 
 // Takes this worker's part of each ledger, or keeps it for a pass that the host has not begun.
-void ShardList::take_all(const SampleLedgers& dealt, bool over) {
+void ShardList::take_all(const SampleLedgers& dealt, const Drawn& used, bool over) {
   auto others = all();  // that no ledger is for
   for (auto first = dealt.begin(), next = first; first != dealt.end(); first = next) {
     const uint64_t number = first->first.first;
@@ -392,8 +392,14 @@ void ShardList::take_all(const SampleLedgers& dealt, bool over) {
     if (!shard && !joined_ && number < made_) continue;  // the host has freed it
     const bool adopted = !shard || joined_;
     if (!shard) shard = make_unclaimed(number, like);
-    // If the others have just ended an epoch, they begin the next one before this worker's first step.
-    const bool expected = joined_ && over && dealt_samples(like) == 0;
+    // If the others have just ended this pass, they begin the next one before this worker's first step. The
+    // last step may have ended an earlier pass: then the others have drawn all of this one for the step in
+    // flight.
+    const bool ended = over && std::any_of(used.begin(), used.end(), [&](const auto& of_worker) {
+                         const DrawnSamples::Shard* drawn = find_drawn(of_worker.second, number);
+                         return drawn && drawn->pass == pass;
+                       });
+    const bool expected = joined_ && ended && dealt_samples(like) == 0;
     if (expected) ++pass;
     std::lock_guard of_shard(shard->mutex_);
     shard->number_ = number;

@@ -119,7 +119,8 @@ class ShardList {
 
  private:
   using Drawn = std::map<uint64_t, DrawnSamples>;  // by worker
-  void take_all(const SampleLedgers& dealt, bool over);
+  // `used`: by the completed steps, by worker.
+  void take_all(const SampleLedgers& dealt, const Drawn& used, bool over);
   std::shared_ptr<SharedShard> find(uint64_t number, const SampleLedger& like,
                                     std::vector<std::shared_ptr<SharedShard>>* others) const;
   std::shared_ptr<SharedShard> make_unclaimed(uint64_t number, const SampleLedger& like);

@@ -127,6 +127,27 @@ TEST(ShardList, AWorkerThatJoinsAtTheEndOfAnEpochIsInTheNextOne) {
   EXPECT_EQ(mine->next(indices, 10), 7u);
 }
 
+TEST(ShardList, AWorkerThatJoinsInTheStepThatHasDrawnAnEpochIsInThisEpoch) {
+  ShardList first, second;
+  first.enter({1, false, 0, {7}});
+  const auto mine = first.add(2, 0, false);
+  int64_t indices[2];
+  EXPECT_EQ(mine->next(indices, 2), 2u);
+  first.begin_step();
+  first.commit({{0, first.drawn_for_step()}});  // this step ends epoch 0
+  EXPECT_TRUE(mine->seek(1, 0));
+  EXPECT_EQ(mine->next(indices, 2), 2u);  // for the step in flight
+  second.enter({1, true, 1, {7, 8}});
+  const auto theirs = second.add(2, 0, false);
+  deal_all({&first, &second}, 2, {7, 8}, true);
+  EXPECT_EQ(theirs->read([](const Shard& shard) { return shard.epoch(); }), 1u);
+  EXPECT_EQ(theirs->next(indices, 2), 0u);
+  EXPECT_TRUE(mine->seek(2, 0));
+  EXPECT_TRUE(theirs->seek(2, 0));
+  EXPECT_EQ(mine->next(indices, 2), 1u);
+  EXPECT_EQ(theirs->next(indices, 2), 1u);
+}
+
 TEST(ShardList, AWorkerWaitsWhileSamplesAreDealt) {
   ShardList list;
   list.enter({1, false, 0, {7, 8}});
