@@ -312,7 +312,7 @@ void Engine::warn_of_departed(uint64_t call) {
 void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
-  if (!recovering_) last_step_.ask(mesh_->peers);  // those that are left
+  if (agreed_) last_step_.ask(mesh_->peers);  // those that are left
   objects_.peer_left(rank);
   on_source_left(rank);
   if (mesh_->peers.alone()) objects_.fail_gets(nobody_puts());

@@ -155,8 +155,8 @@ class Engine final : public SessionEvents {
   // The head's news: `rank` has left; the job goes on in another view, because of `why` (engine_view.cc).
   void note_departure(int32_t rank, uint64_t departure_call);
   void change_view(const transport::JoinReply& view, const Status& why);
-  // Returns whether this worker has entered a view whose workers have not agreed on its state yet. A worker
-  // that closes in this time counts as lost.
+  // Returns whether this worker has entered a view whose workers have not agreed on its state yet, or which
+  // is paused. A worker that closes in this time counts as lost.
   bool recovering() const { return recovering_; }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { step_.leave(unmarked); }
@@ -428,6 +428,7 @@ class Engine final : public SessionEvents {
   bool learner_ = false;     // in a view, but its dsgd_start has not ended
   bool entering_ = false;    // enter_view() ends the operations of the earlier view
   bool recovering_ = false;  // recovering()
+  bool agreed_ = true;       // the workers of this view know where all of them stand
   bool applying_ = false;    // a copy, a new plan or a checkpoint is being applied to the replicas
 
   // The end of the session.

@@ -47,6 +47,7 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
       resume(calls);
       resume_step();
     } else {  // recovery ends in a later view
+      agreed_ = true;
       last_step_.ask(mesh_->peers);
     }
     if (!std::exchange(learner_, false)) return;

@@ -94,6 +94,7 @@ void Engine::enter_view() {
   giver_.change_view(mesh_->members().view().members, next.view.members);
   last_step_.forget_answers();
   const bool fails_calls = !std::exchange(recovering_, true) && has_host_calls();
+  agreed_ = false;
   calls_.stop(why);
   mesh_->change_view(next.view, why);
   calls_.end_waiting(view_changed());
@@ -117,6 +118,7 @@ void Engine::enter_view() {
 void Engine::enter_first_view(const JoinReply& view, const Status& why) {
   enter_ = nullptr;
   learner_ = recovering_ = true;
+  agreed_ = false;
   view_cause_ = why;
   reported_view_ = view.view;
   if (learning_) {
@@ -258,7 +260,7 @@ void Engine::await_last_step(transport::Time deadline, std::function<void()> the
   if (!mesh_ || !options_.views_change || !started_ || next_step_ == 0 || !failure_.ok() || !torn_.ok())
     return then();
   last_step_.await(next_step_, deadline, std::move(then));
-  if (!recovering_) last_step_.ask(mesh_->peers);
+  if (agreed_) last_step_.ask(mesh_->peers);
 }
 
 void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
@@ -269,6 +271,7 @@ void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
 
 void Engine::end_recovery() {
   recovering_ = false;
+  agreed_ = true;
   last_step_.ask(mesh_->peers);
   start_next_checkpoint();
 }

@@ -447,9 +447,12 @@ void Worker::leave(const Status& given, std::function<void()> done) {
   Status cause = given;
   // The others wait for this worker, so they must take it for lost.
   if (cause.ok() && engine_->recovering()) {
-    cause = Status(Code::kWorkerLost, describe_member(view_.members[static_cast<size_t>(view_.rank)]) +
-                                          " closed its session while the workers of view " +
-                                          std::to_string(view_.view) + " agreed on where they stand")
+    const std::string view = "view " + std::to_string(view_.view);
+    cause = Status(Code::kWorkerLost,
+                   describe_member(view_.members[static_cast<size_t>(view_.rank)]) +
+                       " closed its session while " +
+                       (view_.paused ? "the job was paused in " + view
+                                     : "the workers of " + view + " agreed on where they stand"))
                 .with_rank(view_.rank);
   }
   const uint64_t departure_call = engine_->close(cause);

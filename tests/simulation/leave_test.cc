@@ -2,6 +2,7 @@
 // the moment, their calls end with an error that names the worker and says that it has closed its session.
 // The worker is not taken for lost. Steps go on (departure_test.cc). After an abort: their calls end with its
 // reason.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -127,6 +128,29 @@ TEST(Leave, OfAWorkerEndsTheCallsOfTheOthersAndIsNotALoss) {
     }
   }
   EXPECT_EQ(failures, 0);
+}
+
+// The job is paused while it has fewer than min_workers.
+TEST(Leave, InAPauseIsNamedAsSuchAndDoesNotWaitForItsEnd) {
+  Cluster cluster({.workers = kWorkers,
+                   .settings = {{"lease", "500ms"}, {"min_workers", "3"}, {"rejoin_timeout", "10s"}}},
+                  [&](Cluster& cluster, Session& session, int worker) {
+                    EXPECT_TRUE(Cluster::train(cluster, session, worker, 1)) << cluster.history(worker);
+                    if (worker == 1) {
+                      cluster.world.at(cluster.world.now(), [&cluster] {
+                        cluster.world.kill(cluster.process(1), transport::Death::kReset);
+                      });
+                      cluster.pass_time(worker, 1s);
+                    }
+                    if (worker == 2) cluster.pass_time(worker, 2s);
+                    if (worker == 0) cluster.note(worker, "step", [&] { return session.step(1, nullptr); });
+                  });
+  ASSERT_TRUE(cluster.run_until_ended(600s));
+  EXPECT_THAT(cluster.log(0),
+              testing::Contains(testing::HasSubstr("closed its session while the job was paused in view 2")));
+  const NotedCall* close = cluster.call(2, "close");
+  ASSERT_TRUE(close) << cluster.history(2);
+  EXPECT_LE(close->ended - close->began, 100ms);
 }
 
 // A worker aborts the job soon after it has joined, when workers are still dialling each other.
