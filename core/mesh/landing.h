@@ -15,12 +15,13 @@ namespace dsgd {
 using Combine = std::function<void(void* destination, const void* source, size_t count)>;
 
 struct Landing {
-  std::byte* destination = nullptr;  // null: the chunk comes too early
+  std::byte* destination = nullptr;  // null: the task takes the whole chunk by `keep`
   const Combine* combine = nullptr;  // null: the chunk is copied
   size_t element = 1;                // bytes of an element of the chunk, for `combine`
   size_t widening = 1;               // bytes at the destination for each byte of the chunk
   std::function<void()> landed{};    // called when the chunk is written
-  // Called with a chunk that comes too early, once it is complete. Its receipt is finished later.
+  // Called with the complete chunk if it has no destination: it comes too early, or is small. The task
+  // finishes the receipt, now or later.
   std::function<void(std::unique_ptr<transport::BulkReceipt>)> keep{};
 
   void write(size_t offset, std::span<const std::byte> piece) const {

@@ -34,14 +34,14 @@ class Operations final : public OperationEvents {
   void drop(uint64_t first, uint64_t last, const Status& cause);
   // Fails a task here and on all peers, with `cause`.
   void fail(Task& task, const Status& cause);
-  // Tells all peers that an operation has failed, which this worker will not begin.
+  // Tells all peers that an operation has failed, because this worker does not begin or complete it.
   void refuse(uint64_t operation, const Status& cause) { peers_.tell_operation_failed(operation, cause); }
   // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
   // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
   // get no message.
   void end_call(uint64_t call, const Status& cause);
-  // Fails all open operations, and refuses what is parked: before a new view, in which peers do the same by
-  // themselves, or when the session has failed, and the owner refuses later operations.
+  // Fails all open operations and refuses parked chunks; tells no peer. Before a new view all peers do the
+  // same by themselves. When the session has failed, the owner refuses later operations.
   void fail_all(const Status& cause);
   // All workers of the view begin with this call; earlier calls of its channel have ended.
   void skip_to(uint64_t call) { history_.skip_to(call); }
@@ -103,7 +103,8 @@ class Operations final : public OperationEvents {
     };
     std::map<uint64_t, Send> sends;  // not yet answered, by number
 
-    // Comparison of a call's first operation (operations_compare.cc).
+    // Comparison of a call's first operation (operations_compare.cc). The root of a broadcast waits for its
+    // peers in the same way. Empty for other operations.
     std::vector<char> agreed;   // by rank: a chunk from it has shown the same signature
     int32_t to_agree = 0;       // peers that have not
     std::vector<char> sent_to;  // by rank: it has been sent a chunk, which carries the signature
@@ -146,7 +147,9 @@ class Operations final : public OperationEvents {
   // 0 has told the reason.
   Operation* match(int32_t source, const transport::BulkHeader& header);
   void mismatch(Operation& operation, int32_t source, const transport::BulkHeader& header);
-  bool send_signature(Operation& operation);  // to peers that start() has sent nothing; false if it has ended
+  // Sends the signature to the peers to which start() has sent no chunk. Returns false if the operation has
+  // ended.
+  bool send_signature(Operation& operation);
   void has_agreed(Operation& operation, int32_t rank);
   bool finish(Task& task);  // notes that the task has succeeded here; true if all peers have agreed
   Signature signature_of(const Task& task) const;

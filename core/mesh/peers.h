@@ -29,7 +29,8 @@ struct PeerOptions {
   int32_t max_workers = std::numeric_limits<int32_t>::max();  // of any view
   uint64_t receive_memory = 256 << 20;
   bool views_change = false;  // later views may come; else messages of another one are a mismatch
-  // Limit of every wait for a peer that does not answer.
+  // Time after which a peer that does not answer counts as out of reach. Waits for peers are a part or a
+  // multiple of it.
   transport::Duration lease = std::chrono::seconds(10);
   metrics::Trace* trace = nullptr;
 };
@@ -38,7 +39,8 @@ struct PeerOptions {
 class SessionEvents {
  public:
   virtual ~SessionEvents() = default;
-  // A peer says that its session is broken: the session here cannot go on.
+  // A peer has failed: it says so, its connection has brought damaged data, or data that it sent are lost.
+  // The session cannot go on with it.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
   // cut off is unknown. `error` names the peer; `network_error` is what the network said. `silent`: the
@@ -101,7 +103,7 @@ class Peers final : public transport::ServerHandler {
   void set_events(OperationEvents* operations) { operations_ = operations; }  // before any other call
 
   // Opens the mesh for `view`: peers may be dialled from now on. Handles the chunks and messages that arrived
-  // early. A learner knows the view before the one that it will enter.
+  // early. A learner that fetches state opens the mesh for the present view, which it is not in.
   Status open(const transport::JoinReply& view);
   // Changes to `view`, whose ranks hold from now on. No operation may be open. Ends the connections to
   // workers that are not in it, and handles what arrived early for it.

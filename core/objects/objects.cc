@@ -1,9 +1,11 @@
 #include "core/objects/objects.h"
-#include "core/base/join.h"
 
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
+
+#include "core/base/join.h"
 
 namespace dsgd {
 
@@ -13,7 +15,7 @@ constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object trave
 constexpr int32_t kNameOwner = 0;
 
 // The number of a put, unique in the job and not 0, has three parts, the highest first: the rank of the
-// putter, the view (0: the first one), and an index. In bits: view and index together, and the index.
+// putter, the view (0: the first one), and an index of 24 bits. View and index have 40 bits together.
 constexpr int kNumbersOfAPutter = 40, kNumbersOfAView = 24;
 uint64_t put_number(int32_t rank, uint64_t index) {
   return static_cast<uint64_t>(rank) << kNumbersOfAPutter | index;

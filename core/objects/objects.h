@@ -26,7 +26,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "core/mesh/peers.h"
 #include "core/metrics/counters.h"
@@ -68,7 +67,7 @@ class Objects {
                    std::unique_ptr<transport::BulkReceipt> receipt) {
     fetches_.on_data_end(put, header, std::move(receipt));
   }
-  void fail(Peers* peers, const Status& cause);  // all operations in flight
+  void fail(Peers* peers, const Status& cause);  // ends all puts, deletions, fetches and gets with `cause`
   void peer_left(int32_t rank);
   // Gives all objects to a worker that has joined. `done` comes when it has them, or has failed; but not if
   // another view follows.

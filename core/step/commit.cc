@@ -129,8 +129,9 @@ double Commit::exact_weight(size_t index, const Piece& piece) const {
   return weight_of(digits);
 }
 
-// How many replicas contribute to a piece and their weight. When all that have a weight do, or the others
-// count as zero, the weight is the header's exact one; else the sum that travelled beside the data.
+// Returns whether a replica contributes to a piece, and the divisor of its sum. If all replicas that have a
+// weight contribute, or the others count as zero, the weight is the header's exact sum; else the sum that
+// travelled in the trailer. `from_result`: reads the trailer from the results, not from exact sums.
 PieceMean Commit::piece_mean(size_t index, const Piece& piece, bool from_result) const {
   double count, weight;
   if (state_.options.reproducible && !from_result) {

@@ -29,21 +29,24 @@ class Commit {
   // Computes the next state of the copies that this worker keeps. Called when the means of the bucket have
   // come from their owners, and its results have come, too.
   void update_copies(size_t bucket);
-  // Finds which parameters of a bucket have a mean, and adds the bucket's part of the norm.
+  // Finds which pieces of a bucket have a mean, and adds the bucket's part of the norm. Turns exact sums into
+  // means, where no owner has done so.
   Status measure(size_t bucket);
   double norm_on_host() const;
   // Where owners update, each worker has the norm of its own ranges only. norm_part() returns this worker's
   // part, and add_norm_parts() adds up those of all workers.
   std::vector<std::byte> norm_part() const;
   Status add_norm_parts(const std::vector<std::vector<std::byte>>& parts);
-  // Applies the norm to loss scale and clipping. Returns false if it is not finite: nothing is updated then.
+  // Applies the norm to loss scale and clipping. Returns false if there is a loss scale and the norm is not
+  // finite: nothing is updated then.
   bool take_norm();
   // Enqueues the updates of a bucket on all devices.
   Status update(size_t bucket);
   // Sets the function that is called with each update of elements on the host, and its sums; null: none.
   using Noted = std::function<void(const transport::StateParts::Part& update, const std::byte* sums)>;
   void on_update(Noted noted) { noted_ = std::move(noted); }
-  // All updates are done, or enqueued in the devices' queues. Returns, by parameter, whether there was one.
+  // Call it when all updates are done, or enqueued in the devices' queues. Counts them and, where owners
+  // update, makes the next state the present one. Returns, by parameter, whether it was updated.
   std::vector<char> finish();
 
   // Another worker has made these numbers of updates, by parameter. This worker's own ranges and copies have

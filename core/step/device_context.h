@@ -15,8 +15,8 @@ struct DeviceContext {
   std::shared_ptr<device::Device> device;
   std::vector<uint32_t> replicas;            // in order
   std::unique_ptr<device::WorkQueue> queue;  // used on the session's loop only, as are the next two
-  // Of a device that is not the host: what goes to the host and comes from it, beside each other and beside
-  // the queue's work.
+  // Of a device that is not the host: copies to the host and from it. They run beside each other and beside
+  // the work of `queue`.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
   std::unique_ptr<device::DeviceEvent> reached;   // in the queue
@@ -36,9 +36,10 @@ struct DeviceContext {
   Status follow(device::WorkQueue& behind, device::WorkQueue& before);
 };
 
-// No replicas yet, and the first queue alone.
+// Returns a context without replicas, with `queue` but no queues for copies.
 Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);
-// In the order of their first replicas, but the host first.
+// Returns a context for each device of the model's replicas: the host first, the others in the order of their
+// first replicas.
 Result<std::vector<DeviceContext>> make_contexts(const Model& model);
 
 // Zeroed memory of the host whose pages cost nothing until they are touched: an owner of some ranges touches

@@ -1,7 +1,6 @@
 #include "core/step/device_path.h"
 
 #include <cmath>
-#include <mutex>
 #include <utility>
 
 #include "core/base/join.h"
@@ -76,8 +75,9 @@ Status DevicePath::sum(size_t index, size_t c) {
   return counts ? queue.copy(on_device.host_non_finite.get(), counts, nbytes) : Status();
 }
 
-// The gradients of a bucket are there, and nothing reads its values any more, when what the host has enqueued
-// before it marked them is done. Values change in replicas that contribute nothing, too.
+// The host marks a gradient behind the work that computes it and that reads the values. When that work has
+// ended, the step may read the gradients of the bucket and change its values. It changes values also in
+// replicas that contribute nothing.
 Status DevicePath::follow_streams(size_t index, DeviceContext& context) {
   bool followed = false;
   for (uint32_t r : context.replicas) {

@@ -20,10 +20,12 @@ class DevicePath {
   // Orders a bucket's work behind the work in the host's streams, then calls `then`: at once, unless the host
   // is capturing a graph.
   void follow_streams(size_t bucket, std::function<void(const Status&)> then);
-  // Enqueues the sums of a bucket and their copies to the host; when reproducible, the copies of its
-  // gradients. Call it after follow_streams().
+  // Enqueues the sums of a bucket and, unless they stay on the devices, their copies to the host; when
+  // reproducible, the copies of its gradients. Copies the values that this owner updates, too. Call it after
+  // follow_streams().
   Status fetch(size_t bucket, size_t context);
-  // Calls `fetched` when those of all devices are on the host; `failed` for each device that fails.
+  // Calls `fetched` when what fetch() copies is on the host from all devices; `failed` for each device that
+  // fails.
   void when_fetched(size_t bucket, std::function<void()> fetched, std::function<void(const Status&)> failed);
   // A bucket's results, to the devices: as soon as they are final, while other buckets still travel.
   Status return_results(size_t bucket);
@@ -34,7 +36,7 @@ class DevicePath {
   // the streams on which it marked gradients. Code::kState: one of them cannot be used now, since the host is
   // capturing a graph; the step then has to end behind the update.
   Status order_streams_after_update();
-  // Calls `then` when what was enqueued in the queues of all contexts is done, or is not by the deadline.
+  // Calls `then` when the work in the queues of all contexts has ended, or with an error after the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
   // Calls `then` when all that was enqueued in the contexts, copies included, has ended. No deadline.
   // `waiter` is not the step's, which drops its waits when a step fails.

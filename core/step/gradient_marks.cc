@@ -32,7 +32,8 @@ Status GradientMarks::set_plan(const std::vector<Bucket>& plan) {
     streams_[r].buckets.clear();
     streams_[r].buckets.resize(plan.size());
     device::Device& device = *model_.replicas[r]->device;
-    for (size_t b = 0; b < plan.size() && !device.is_host(); ++b) {  // more only for hosts with more streams
+    // One event for each bucket. note_stream() makes more if the host marks a bucket in several streams.
+    for (size_t b = 0; b < plan.size() && !device.is_host(); ++b) {
       auto made = device.new_event();
       if (!made.ok()) return made.status();
       streams_[r].buckets[b].events.push_back(std::move(made).value());

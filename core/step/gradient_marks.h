@@ -51,7 +51,7 @@ class GradientMarks {
 
   // ---- the step, on the loop
 
-  // Of a complete bucket.
+  // Whether the host has marked the gradient as absent. Its bucket is complete.
   bool is_absent(uint32_t replica, uint32_t parameter) const {
     return marks_[replica][parameter] == Mark::kAbsent;
   }

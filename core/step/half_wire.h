@@ -26,7 +26,8 @@ class HalfWire {
   Status make_buffers();
   // The weights are known: sets the scale of this step's contributions.
   void begin_step();
-  // Rounds this worker's contributions to others, and makes `plan`, which has its slices, carry them.
+  // Rounds this worker's contributions to the slices of others, and sets the halves of `plan`, whose slices
+  // are set.
   void round_contributions(size_t bucket, int32_t own_index, DirectPlan* plan);
   // At the owner of [begin, end) of a bucket: its results, which may be sums, are complete. All workers get
   // the rounded ones, the owner too.

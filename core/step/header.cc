@@ -41,7 +41,8 @@ uint64_t settings_digest(const Model& model) {
 
 }  // namespace
 
-// All settings, where they fit, which is the same on all workers; else the unusual ones.
+// The settings of all parameters if they fit into one message; else of those that differ from the default.
+// Whether they fit depends only on names, so all workers give the same kind of text.
 std::string settings_text(const Model& model) {
   constexpr size_t kOptimizerText = 1000, kSettingsText = 100;
   size_t room = kOptimizerText;

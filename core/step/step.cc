@@ -1,7 +1,6 @@
 #include "core/step/step.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -551,7 +550,8 @@ void Step::commit_if_complete() {
   commit();
 }
 
-// All workers have the same reports, and each has its sums, as before a commit. So none has to be told.
+// All workers have the same reports, and each has its sums, as before a commit. So all workers end the step
+// alike, without a further message.
 void Step::end_non_finite() {
   if (state_.options.nonfinite == NonFiniteAction::kFail) {
     progress_.agreed = true;
@@ -598,8 +598,6 @@ void Step::commit() {
                         }));
 }
 
-// The norm is the same on all workers, since all have the same sums, or the same sum of what owners have
-// measured.
 void Step::update_by_norm() {
   if (!commit_.take_norm()) {
     state_.result.skipped = true;
@@ -665,14 +663,14 @@ void Step::deliver_values() {
   const Status ordered = devices_.order_streams_after_update();
   const bool unordered = ordered.code() == Code::kState;
   if (!ordered.ok() && !unordered) return device_failed(ordered);
-  // Part of the step's result, so it is waited for.
-  const bool norm = state_.path.norms_on_device && !state_.path.norm_comes_first;
-  if (!state_.request.wait_for_devices && !norm && !unordered) return end();
-  end_when_reached(norm);
+  // The norm is a part of the step's result, so the step waits for it.
+  const bool norm_is_due = state_.path.norms_on_device && !state_.path.norm_comes_first;
+  if (!state_.request.wait_for_devices && !norm_is_due && !unordered) return end();
+  end_when_reached(norm_is_due);
 }
 
-// No worker has data left, and perhaps all workers meet for the last time. With the optimizer `none` the host
-// updates its replicas.
+// No worker has data left. This may be the last step, so all values are compared. With the optimizer `none`
+// the host writes the values of each replica, and the replicas of this worker are not compared.
 void Step::end_without_data() {
   const Status same =
       state_.model.optimizer->is_none() ? Status() : compare_replicas(state_.model, state_.rank(), name());

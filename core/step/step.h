@@ -7,16 +7,17 @@
 //   return     a bucket's result goes to the devices, into the memory of their sums
 //   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
-// This class is the order of these phases. Its parts do the work and have their own state: header.h,
-// host_path.h (contributions), half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h,
-// untrained_values.h, value_comparison.h. They share the StepState.
+// This class is the order of these phases. Its parts do the work: header.h, host_path.h (contributions),
+// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, untrained_values.h, value_comparison.h.
+// They share the StepState.
 //
 // In `ps` with copies=r owners also send their means to the workers that keep copies of their state. No
 // worker commits before all copies have the next state (README.md, "Copies").
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
-// were. Gradients are read once, when their bucket is reduced locally. With one worker and one device that is
-// not the host, sums stay there.
+// were. Gradients do not change before the step ends. It reads them when their bucket is reduced locally, and
+// again for exact sums, after a departure and in a new view. With one worker and one device that is not the
+// host, sums stay there, unless they are exact.
 //
 // Workers whose devices form a team (teams.h) first reduce a bucket over these devices. If all workers are
 // one team and no owner computes for the others, that is all. Else each worker copies its part to the host,
@@ -88,7 +89,7 @@ class Step {
   const StrategySpec& strategy() const { return state_.strategy; }
   bool has_teams() const { return state_.teams.any(); }
   bool reduces_by_teams(const StrategySpec& strategy) const { return state_.reduces_by_teams(strategy); }
-  // Replicas of all workers together; known from start.
+  // Replicas of all workers of the view together.
   void set_replicas(uint32_t total) { state_.total_replicas = total; }
 
   void begin(StepRequest request, Done done);
@@ -132,7 +133,7 @@ class Step {
   size_t buffer_bytes() const { return state_.buffer_bytes; }  // memory that the step holds beside the model
   const metrics::StepCounters& counters() const { return counters_; }  // any thread
   Commit& optimizer_state() { return commit_; }
-  // Calls `then` when what was enqueued in the queues of all contexts is done, or is not by the deadline.
+  // Calls `then` when the work in the queues of all contexts has ended, or with an error after the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
     devices_.when_reached(deadline, std::move(then));
   }
@@ -243,10 +244,10 @@ class Step {
     // Its beginning; the last gradients were marked; all buckets were reduced.
     transport::Time begun{}, marked{}, reduced_at{};
     size_t next = 0;            // next bucket to start
-    size_t open = 0;            // buckets and exchanges that have begun and not ended
+    size_t open = 0;            // buckets and exchanges in flight that the commit waits for, but for copies
     size_t reduced = 0;         // buckets whose sums or results this worker has
     size_t next_gather = 0;     // next bucket that a team gathers
-    bool all_enqueued = false;  // and announced to the others
+    bool all_enqueued = false;  // this worker has announced that all its sums are enqueued
     bool gradients_reported = false;
     bool norms_done = false;
     bool untrained_exchanged = false;

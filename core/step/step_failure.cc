@@ -1,5 +1,4 @@
-// How a step ends when it does not succeed: its limit, refused operations, failures. And what the trace shows
-// of it.
+// The end of a step that does not succeed: its limit, refused operations, failures. Also the trace of a step.
 
 #include <algorithm>
 #include <utility>
@@ -10,8 +9,8 @@
 
 namespace dsgd {
 namespace {
-// After the deadline of a step, for an error that says more: the mesh asks its peers for 50 ms. Constant: a
-// call returns within 100 ms after its deadline.
+// Without a mesh: time after the deadline of a step in which a late device reports itself, which says more.
+// Constant: a call returns within 100 ms after its deadline.
 constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 
@@ -78,15 +77,15 @@ void Step::leave(const UnmarkedGradients& unmarked) {
   fail(why(Code::kClosed), why(Code::kWorkerLost));
 }
 
-// This worker will not end what it has begun of the step, nor begin the next bucket. Peers that stand before
-// these fail when they reach them.
+// Tells the peers that this worker does not complete the operations that it has begun, nor begin those of the
+// next bucket. A peer fails when it begins the first of them, or at once.
 void Step::refuse(const Status& why) {
   if (!state_.mesh) return;
   if (!progress_.header_done) state_.mesh->operations.refuse(operations_.header(), why);
   for (size_t b = 0; b < state_.plan.size() && b <= progress_.next; ++b) {
     if (state_.buffers[b].progress.reduced) continue;
     for (const bool second : {false, true}) {
-      // No worker will make it.
+      // No worker makes the other attempt: the headers are compared, or no worker has left.
       if (second != progress_.second_attempt && (progress_.header_done || !group_.members_have_left()))
         continue;
       if (state_.options.reproducible) state_.mesh->operations.refuse(operations_.exponents(b, second), why);

@@ -4,7 +4,6 @@
 // complete the exchange of headers know the same group. Nothing changes before the exchange is complete.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/mesh/mesh.h"
+#include "core/mesh/channels.h"
 #include "core/optimizer/optimizer.h"
 
 namespace dsgd {

@@ -141,7 +141,7 @@ Status StepState::make_bucket_buffers(size_t index, const std::vector<Memory>& s
   } else if (!path.stays_on_device) {
     DSGD_RETURN_IF_ERROR(on_host(bucket.elements * dtype_size(data_type(bucket)), &bucket_buffers.data));
   } else if (mesh && !path.updates_early) {
-    // Trailers: without owners, the first.
+    // Room for the trailers, which are the first elements of a bucket without owners.
     DSGD_RETURN_IF_ERROR(on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &bucket_buffers.data));
   }
   if (options.reproducible) {

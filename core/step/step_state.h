@@ -1,5 +1,6 @@
 // The state that the parts of a step share: the model, the plan with its buffers, and the step in flight. The
-// step (step.h) owns it and fills it in; a part changes only the buffers that its own functions are about.
+// step (step.h) owns it. Each part writes its own buffers and the results of its work, such as the weights
+// (header.h), the scale of the sums (half_wire.h) and the numbers of updates (commit.h).
 #pragma once
 
 #include <cstddef>
@@ -54,7 +55,7 @@ struct StepOptions {
 
 struct StepRequest {
   uint64_t step = 0;
-  uint64_t call = 0;            // whose operations are this step's
+  uint64_t call = 0;            // the step's operations are numbered within it
   std::vector<double> weights;  // by local replica
   bool stop = false;
   // true: the step ends when the new values are in memory; false: when they are enqueued ahead of later work
@@ -92,7 +93,7 @@ struct PieceMean {
 struct BucketBuffers {
   Memory data;                         // contributions and sums: elements of StepState::data_type()
   Memory result;                       // of the dtype, when reproducible
-  Memory values;                       // of this owner's pieces, where no replica is on the host
+  Memory values;                       // of ranges whose state is kept here, where no replica is on the host
   Memory exponents;                    // of the elements, when reproducible
   Memory halves;                       // of the elements, where they travel as halves
   std::vector<DeviceBuffers> devices;  // by context
@@ -164,7 +165,7 @@ struct StepState {
   std::vector<DeviceContext> contexts;
   // By replica: its context, and its index among the replicas of that context.
   std::vector<std::pair<size_t, size_t>> location_of_replica;
-  uint32_t total_replicas = 1;  // of all workers
+  uint32_t total_replicas = 1;  // of all workers of the view
   Teams teams;
   device::CollectiveQueue* collectives = nullptr;  // of this worker's devices; null: they are in no team
 
@@ -187,7 +188,7 @@ struct StepState {
   std::string name() const { return "step " + std::to_string(request.step); }  // of the step in flight
   StepPath choose_path() const;
   bool reduces_by_teams(const StrategySpec& strategy) const;
-  // Of the plan. Fails for want of memory.
+  // Allocates the buffers of the plan. Fails for want of memory.
   Status make_buffers();
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   Status make_bucket_buffers(size_t bucket, const std::vector<Memory>& sums);

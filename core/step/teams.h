@@ -14,7 +14,7 @@ namespace dsgd {
 // A worker's place in its team.
 struct TeamMember {
   int32_t team = 0;                // the lowest rank of its workers
-  int32_t first = 0, devices = 1;  // ranks of this worker's devices in the communicator
+  int32_t first = 0, devices = 1;  // its devices have the communicator's ranks [first, first + devices)
   int32_t size = 1;                // devices of the team; 1: a worker by itself, on whatever device
 };
 

@@ -33,7 +33,7 @@ class ValueComparison {
 
   ValueComparison(StepState& state, transport::Loop& loop, device::Waiter& waiter)
       : state_(state), loop_(loop), waiter_(waiter) {}
-  // Known from the first plan.
+  // Sets K and, unless replica 0 is on the host, allocates memory for a part. Later plans change neither.
   Status make_buffers();
   uint64_t part_of(uint64_t step) const { return step % parts_; }
   // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
