@@ -1,6 +1,5 @@
 #include "core/session/calls.h"
 
-#include <algorithm>
 #include <iterator>
 
 #include "core/base/describe.h"
@@ -63,7 +62,8 @@ void Calls::insert(uint32_t channel, Waiting added) {
 
 void Calls::pump(uint32_t channel) {
   const size_t limit = channel == 0 ? kOpenTasks : kOpenTasksOfAChannel;
-  auto& [next_call, waiting, running] = channels_[channel];
+  auto& waiting = channels_[channel].waiting;
+  size_t& running = channels_[channel].running;
   while (stopped_.ok() && running < limit && !waiting.empty()) {
     Waiting& first = waiting.front();
     const Done ended = [this, channel, done = first.done](const Status& status) {
@@ -78,7 +78,8 @@ void Calls::pump(uint32_t channel) {
       fetch(ended);
       continue;
     }
-    auto task = first.make(first.operation, ended);  // if this throws, end_waiting() ends the operation
+    // `first` stays in the queue until make() has returned. If make() throws, end_waiting() ends it.
+    auto task = first.make(first.operation, ended);
     if (task.ok()) task.value()->set_limit(std::move(first.limit));
     const transport::Time deadline = first.deadline;
     waiting.pop_front();
@@ -99,6 +100,7 @@ void Calls::when_fetched(const std::shared_ptr<Call>& call, const char* name, co
       status.ok() ? rest() : done(status);
     });
   }
+  if (!stopped_.ok()) return done(stopped_);
   const uint64_t number = call->number, first = operation_number(number, 0);
   fetching_[number] = name;
   const Done fetched = [=, this, done = std::move(done), rest = std::move(rest),
@@ -181,7 +183,7 @@ std::vector<uint64_t> Calls::next_indexes() const {
   return indexes;
 }
 
-void Calls::go_on_at(const std::vector<uint64_t>& next_indexes) {
+void Calls::set_next_indexes(const std::vector<uint64_t>& next_indexes) {
   for (uint32_t channel = 0; channel < kChannels; ++channel) {
     channels_[channel].next_call = next_indexes[channel];
     mesh_->operations.skip_to(call_number(channel, next_indexes[channel]));

@@ -41,7 +41,7 @@ class Calls {
   // `report`: what the call of that number waits for.
   Calls(transport::Loop& loop, transport::Duration step_timeout, StallWatch& stalls,
         std::function<WaitReport(uint64_t number)> report);
-  // Null: there is one worker. Then no call has a number.
+  // Null: there is one worker, and no operation is scheduled. Calls have numbers nevertheless.
   void use_mesh(Mesh* mesh) { mesh_ = mesh; }
   Mesh* mesh() const { return mesh_; }
 
@@ -53,8 +53,9 @@ class Calls {
   uint64_t next(uint32_t channel = 0) const { return call_number(channel, channels_[channel].next_call); }
   // Returns that number and counts the call.
   uint64_t take(uint32_t channel = 0);
+  // Makes the call of this number, whose deadline counts from now.
   std::shared_ptr<Call> make(uint64_t number, const CallOptions& options = {}) const;
-  // Takes the next number. `done`, which this replaces, ends the call.
+  // Takes the next number and makes its call. Replaces `*done` by a function that ends the call, too.
   std::shared_ptr<Call> begin(Done* done, const CallOptions& options = {});
 
   // Runs the next operation of the call. `make(operation, done)` returns the task or an error.
@@ -94,7 +95,7 @@ class Calls {
   void end_waiting(const Status& why);  // ends the operations that have not begun
   // By channel: the index of the next call.
   std::vector<uint64_t> next_indexes() const;
-  void go_on_at(const std::vector<uint64_t>& next_indexes);
+  void set_next_indexes(const std::vector<uint64_t>& next_indexes);
 
  private:
   struct Waiting {

@@ -24,7 +24,7 @@ class CheckpointQueue {
   CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin);
   void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
   const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none
-  bool idle() const { return !present_; }                                    // no call has begun
+  bool idle() const { return !present_ && waiting_.empty(); }                // no call has begun
 
   // Calls `begin` when it is this call's turn. end() follows.
   void add(const SharedCall& call, std::function<void(const SharedCall&)> begin);

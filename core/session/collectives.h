@@ -21,7 +21,8 @@ class Collectives {
  public:
   using Done = Calls::Done;
 
-  // `admit`: why the host cannot call any now; OK: it can.
+  // `admit`: called once for each call of the host. Returns OK if the call may begin, else the error with
+  // which it ends.
   Collectives(Calls& calls, AlgorithmChoice algorithm, std::function<Status()> admit)
       : calls_(calls), algorithm_(std::move(algorithm)), admit_(std::move(admit)) {}
 

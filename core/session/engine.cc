@@ -45,7 +45,7 @@ Engine::~Engine() = default;
 bool Engine::idle() const {
   if (at_rest_) return true;
   return !step_.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() && calls_.idle() &&
-         !(mesh_ && giver_.is_awaited_in(mesh_->members().view().members));
+         !(mesh_ && giver_.gives_to_any_of(mesh_->members().view().members));
 }
 
 Status Engine::no_memory(const std::string& what) const {
@@ -83,7 +83,7 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
     last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
     if (status.ok()) {
       ++next_step_;
-      last_step_.answer(next_step_);
+      last_step_.answer_questions(next_step_);
       if (mesh_) giver_.step_ended(mesh_->members().view().members);
       last_step_call_ = step_.call();
       last_result_ = result;
@@ -217,7 +217,7 @@ void Engine::end_waits(const Status& why) {
   checkpoints_.fail(why);
   objects_.fail(peers(), why);
   giver_.drop_all(why);
-  last_step_.refuse(why);
+  last_step_.refuse_questions(why);
   last_step_.end_wait();
   copies_.fail(why);
 }
@@ -312,7 +312,7 @@ void Engine::warn_of_departed(uint64_t call) {
 void Engine::on_peer_departed(int32_t rank) {
   log_->info(mesh_->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
-  if (agreed_) last_step_.ask(mesh_->peers);  // those that are left
+  if (agreed_) last_step_.ask(mesh_->peers, next_step_);  // those that are left
   objects_.peer_left(rank);
   on_source_left(rank);
   if (mesh_->peers.alone()) objects_.fail_gets(nobody_puts());

@@ -3,11 +3,10 @@
 // the simulation (neither) both drive it.
 #pragma once
 
+#include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -87,6 +86,10 @@ class Engine final : public SessionEvents {
   bool torn() const { return !torn_.ok(); }
 
   Collectives& collectives() { return collectives_; }
+  // Admits a collective or an object call, or says why not. The first one after a change of the view fails,
+  // unless the result of a step has named the view before.
+  Status admit_call();
+  uint64_t reported_view() const { return reported_view_; }  // that the host knows; any thread
 
   void start(const StrategySpec& strategy, Done done, const CallOptions& options = {});
   void set_strategy(const StrategySpec& strategy, Done done, const CallOptions& options = {});
@@ -230,8 +233,6 @@ class Engine final : public SessionEvents {
   }
 
   // Checkpoints: both.
-  void start_next_checkpoint() { checkpoints_.start_next(); }
-  void fail_checkpoints(const Status& why) { checkpoints_.fail(why); }  // the view changes
   Status begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
   // Tells the others what this worker has done. A failure of any worker ends the call on all of them.
   void exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
@@ -258,7 +259,7 @@ class Engine final : public SessionEvents {
 
   // Start (engine_start.cc).
   void begin_start();
-  // As in signature.h.
+  // All that must be equal on all workers: describe_settings(), and the size of chunks.
   std::string signature(const std::string& strategy, bool with_rate) const;
   void compare_signatures(const std::shared_ptr<Call>& call, std::string mine, size_t length, Done done);
   void on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done);
@@ -302,8 +303,7 @@ class Engine final : public SessionEvents {
                           std::function<void()> then);
 
   // Changes of the view (engine_view.cc).
-  Status view_changed() const;
-  Status admit_call();
+  Status view_changed(const transport::JoinReply& view) const;
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   std::string present_signature() const;
@@ -325,8 +325,8 @@ class Engine final : public SessionEvents {
                        const transport::ViewReport& report);
   void give_state(const std::shared_ptr<Copying>& copying);
   void give_objects(const std::shared_ptr<Copying>& copying, std::function<void()> then);
-  void copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
-                  const std::vector<transport::ViewReport>& reports);
+  void receive_state(const std::shared_ptr<Copying>& copying,
+                     const std::vector<transport::ViewReport>& reports);
   void broadcast_state(const std::shared_ptr<Copying>& copying, std::shared_ptr<StateCopy> copy,
                        std::function<void()> then);
   void apply_copy(const std::shared_ptr<Copying>& copying, std::shared_ptr<StateCopy> copy,
@@ -337,7 +337,7 @@ class Engine final : public SessionEvents {
   // The state of a worker that joins (engine_join.cc).
   void learn();
   bool is_on_host() const;
-  static constexpr Code kNotNow = Code::kWaitTimeout;  // of an answer to one in no view yet: ask again later
+  static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
   void end_learning();
   void ask_for_state(size_t source);
   void ask_later(size_t source, const Status& why);
@@ -361,7 +361,8 @@ class Engine final : public SessionEvents {
 
   // Failures.
   Status no_memory(const std::string& what) const;
-  void end_waits(const Status& why);  // of calls, copies, objects and checkpoints
+  // Ends the start, and all calls, copies, objects, checkpoints and streams of state that wait.
+  void end_waits(const Status& why);
   void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);
   void fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported);
   void report_non_finite(const StepResult& result);
@@ -416,12 +417,13 @@ class Engine final : public SessionEvents {
 
   // Changes of the view.
   std::function<void(const transport::JoinReply&)> on_view_;
-  HeldRanges held_;  // of which this worker has the optimizer's state, where owners keep it and views change
+  // Key ranges of which this worker has the optimizer's state; empty unless owners keep it and views change.
+  HeldRanges held_;
   // To be entered once the step's commit, and what is being applied (applying_), have ended.
   std::optional<NextView> next_view_;
   Status view_cause_;                                   // why the present view has come
-  uint64_t reported_view_ = 1;                          // that the host knows
-  std::function<void()> enter_;                         // of a learner that is in no view yet
+  std::atomic<uint64_t> reported_view_ = 1;             // that the host knows; written on the loop
+  std::function<void()> enter_;                         // of a learner; null once it is in a view
   std::function<transport::JoinReply()> present_view_;  // of a learner
   std::shared_ptr<Learning> learning_;                  // of a learner whose replicas are on the host
   StateGiver giver_;
@@ -434,7 +436,7 @@ class Engine final : public SessionEvents {
   // The end of the session.
   LastStep last_step_;
   LastValues last_values_;
-  std::vector<int32_t> departed_;  // without which no step has gone on yet
+  std::vector<int32_t> departed_;  // ranks that have left, and that warn_of_departed() has not named yet
 };
 
 }  // namespace dsgd

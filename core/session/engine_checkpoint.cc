@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/base/describe.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensor_name.h"
 #include "core/mesh/channels.h"
@@ -64,7 +65,9 @@ void Engine::exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
         for (size_t rank = 0; rank < all.size(); ++rank) {
           auto report = transport::decode_checkpoint_report(all[rank]);
           if (!report.ok())
-            return checkpoints_.end(checkpoint, other_version(static_cast<int32_t>(rank), report.status()));
+            return checkpoints_.end(checkpoint,
+                                    invalid_data(kind_name(checkpoint->kind), static_cast<int32_t>(rank),
+                                                 "an invalid report: " + report.status().message()));
           reports.push_back(std::move(report).value());
         }
         take(reports);

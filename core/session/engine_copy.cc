@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/describe.h"
 #include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/session/engine.h"
@@ -18,7 +17,8 @@ namespace dsgd {
 
 using transport::ViewReport;
 
-// Copies of another worker's values and optimizer state, by parameter; null or empty where nothing is copied.
+// The values and the optimizer's state that are broadcast, by parameter: at the source its own, elsewhere
+// memory for them. Null or empty where nothing is copied.
 struct Engine::StateCopy {
   HostValues values;
   OptimizerState state;
@@ -30,9 +30,11 @@ struct Engine::Copying {
   std::shared_ptr<Call> call;
   int32_t source = 0;
   std::vector<int32_t> learners;  // that copy
-  // All that copy; the learners; and those that copy trained parameters and state, too. Each with the source.
-  std::shared_ptr<const Group> group, learning, whole;
-  bool fetches = false;  // the learners fetch trained parameters and state (engine_join.cc)
+  // Each with the source.
+  std::shared_ptr<const Group> group;     // all workers that copy
+  std::shared_ptr<const Group> learning;  // the learners
+  std::shared_ptr<const Group> whole;     // those that copy trained parameters and their state, too
+  bool fetches = false;                   // the learners fetch trained parameters and state (engine_join.cc)
   std::function<void()> then;
 };
 
@@ -48,7 +50,7 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
       resume_step();
     } else {  // recovery ends in a later view
       agreed_ = true;
-      last_step_.ask(mesh_->peers);
+      last_step_.ask(mesh_->peers, next_step_);
     }
     if (!std::exchange(learner_, false)) return;
     learning_ = nullptr;
@@ -87,7 +89,7 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
                                             std::to_string(next_step_) + ", which this worker has not begun"),
                 true);
   }
-  is_source ? give_state(copying) : copy_state(copying, decision.source, reports);
+  is_source ? give_state(copying) : receive_state(copying, reports);
 }
 
 // A learner with other settings fails, and the others go on in a view without it.
@@ -140,9 +142,8 @@ void Engine::give_objects(const std::shared_ptr<Copying>& copying, std::function
   given({});
 }
 
-void Engine::copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
-                        const std::vector<ViewReport>& reports) {
-  const ViewReport& report = reports[static_cast<size_t>(source)];
+void Engine::receive_state(const std::shared_ptr<Copying>& copying, const std::vector<ViewReport>& reports) {
+  const ViewReport& report = reports[static_cast<size_t>(copying->source)];
   const bool fetches = learner_ && copying->fetches;
   if (learner_) {
     if (!learning_) {
@@ -179,8 +180,8 @@ void Engine::copy_state(const std::shared_ptr<Copying>& copying, int32_t source,
     log_->info("copies the state after " + counted(report.steps, "step") + " from " +
                mesh_->members().name(copying->source));
   }
-  broadcast_state(copying, copy, [this, copying, copy, reports, source, fetches] {
-    const ViewReport& report = reports[static_cast<size_t>(source)];
+  broadcast_state(copying, copy, [this, copying, copy, reports, fetches] {
+    const ViewReport& report = reports[static_cast<size_t>(copying->source)];
     const auto apply = in_view([this, copying, copy, report] { apply_copy(copying, copy, report); });
     fetches ? fetch_rest(reports, report, copying->call->deadline, apply) : apply();
   });

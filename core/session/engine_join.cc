@@ -2,10 +2,9 @@
 // view while they train on, a part of the elements from each, as streams (core/step/state_stream.h):
 //
 //   learn            before it is in a view: opens the mesh as the last rank, and asks each worker
-//   on_state_asked   at the others: gives the next parts (state_giver.h); refuses for now (kNotNow) what
-//   would
-//                    end in a failure of all in a new view
-//   enter_when_learnt  each stream was whole once, or one has failed: asks the head for a view
+//   on_state_asked   at the others: gives the next parts (state_giver.h). Refuses for now (kNotNow) where all
+//                    workers would fail in a new view
+//   enter_now        each stream was whole once, one has failed, or time is over: asks the head for a view
 //   fetch_rest       in the view, whose workers make no step without it: fetches what is left, and compares
 //                    digests of the values, which the hosts may have changed
 //
@@ -17,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>

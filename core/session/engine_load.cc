@@ -6,8 +6,6 @@
 #include <memory>
 
 #include "core/base/text.h"
-#include "core/config/config.h"
-#include "core/objects/object.h"
 #include "core/session/engine.h"
 #include "core/session/saved_parts.h"
 
@@ -221,7 +219,7 @@ void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint)
                ", saved by " + counted(static_cast<size_t>(manifest.workers), "worker") + " under " +
                printable(manifest.strategy));
     checkpoints_.end(checkpoint, {});
-    if (failure_.ok()) enter_view();  // one that has come meanwhile
+    enter_view();  // one that has come meanwhile
   };
   const transport::Time deadline = checkpoint->call->deadline;
   if (Status status = spread_values(checkpoint->values); !status.ok()) return ended(status);

@@ -7,7 +7,6 @@
 #include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/collectives/direct.h"
-#include "core/config/config.h"
 #include "core/session/engine.h"
 #include "core/session/saved_parts.h"
 #include "core/session/signature.h"
@@ -186,7 +185,7 @@ void Engine::give_values(const std::shared_ptr<Call>& call, std::shared_ptr<cons
   auto made = host_values(rank() == start_source_);  // the source's values are still being copied then
   if (!made.ok()) return done(made.status());
   const auto values = std::make_shared<const HostValues>(std::move(made).value());
-  auto started = [this, plan, done](const Status& status) {
+  auto end_start = [this, plan, done](const Status& status) {
     if (!status.ok() || started_) return done(status);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     started_ = true;
@@ -196,16 +195,16 @@ void Engine::give_values(const std::shared_ptr<Call>& call, std::shared_ptr<cons
                std::to_string(step_.buffer_bytes()) + " bytes of buffers");
     done({});
   };
-  auto given = [this, call, values, started](const Status& status) {
-    if (!status.ok() || started_) return started(status);  // it holds these values already
-    if (Status spread = spread_values(*values); !spread.ok()) return started(spread);
+  auto take_values = [this, call, values, end_start](const Status& status) {
+    if (!status.ok() || started_) return end_start(status);  // it holds these values already
+    if (Status spread = spread_values(*values); !spread.ok()) return end_start(spread);
     step_.when_reached(call->deadline,
-                       in_view([values, started](const Status& reached) { started(reached); }));
+                       in_view([values, end_start](const Status& reached) { end_start(reached); }));
   };
   step_.when_reached(
-      call->deadline, in_view([this, call, values, given](const Status& status) {
-        if (!status.ok()) return given(status);
-        const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, given);
+      call->deadline, in_view([this, call, values, take_values](const Status& status) {
+        if (!status.ok()) return take_values(status);
+        const auto one_given = join(mesh_ ? model_.parameters.size() + 1 : 1, take_values);
         for (size_t p = 0; mesh_ && p < model_.parameters.size(); ++p) {
           const Parameter& parameter = *model_.parameters[p];
           const std::span<std::byte> data(static_cast<std::byte*>((*values)[p].get()), parameter.nbytes());
@@ -412,7 +411,7 @@ void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> 
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {
     applying_ = false;
     replaced(status);
-    if (failure_.ok()) enter_view();  // one that has come meanwhile
+    enter_view();  // one that has come meanwhile
   };
   step_.optimizer_state().copy_state(false, deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);

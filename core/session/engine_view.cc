@@ -2,9 +2,9 @@
 //
 //   enter_view    ends all work of the earlier view; the step in flight keeps its marks
 //   report        sends the number of completed steps to all others, after that work has ended
-//   decide        decides from all reports, alike on all workers
+//   decide        decides from all reports, alike on all workers (view_decision.h)
 //   deal_samples  deals out the samples of lost workers
-//   copy_state    a worker that is one step behind copies the state of a worker that is not (engine_copy.cc).
+//   receive_state a worker that is one step behind copies the state of a worker that is not (engine_copy.cc).
 //                 A learner fetches the state that it lacks from several workers (engine_join.cc). If any
 //                 worker has a replica on a GPU, the learner copies all state from one worker instead
 //   place_state   where owners keep the optimizer's state, moves it to the owners of the new view
@@ -18,11 +18,8 @@
 // complete. A loss in between begins all this again in a later view.
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/base/describe.h"
-#include "core/base/join.h"
-#include "core/base/text.h"
 #include "core/session/engine.h"
 #include "core/session/signature.h"
 #include "core/session/view_decision.h"
@@ -30,7 +27,6 @@
 
 namespace dsgd {
 
-using transport::BulkHeader;
 using transport::JoinReply;
 using transport::ViewReport;
 
@@ -50,16 +46,15 @@ void Engine::note_departure(int32_t rank, uint64_t departure_call) {
   }
 }
 
-Status Engine::view_changed() const {
+Status Engine::view_changed(const JoinReply& view) const {
   return Status(Code::kViewChanged, "the workers of the job have changed (" + view_cause_.message() +
-                                        "): this worker is now rank " + std::to_string(rank()) + " of " +
-                                        std::to_string(size()) + ", view " + std::to_string(view()) +
+                                        "): this worker is now rank " + std::to_string(view.rank) + " of " +
+                                        std::to_string(view.members.size()) + ", view " +
+                                        std::to_string(view.view) +
                                         "; go on without this call, or make it again on all workers")
       .with_rank(view_cause_.rank(), view_cause_.host());
 }
 
-// Admits a collective or an object call, or says why not. The first one after a change of the view fails,
-// unless the result of a step has named the view before.
 Status Engine::admit_call() {
   if (!failure_.ok()) return failure_;
   if (enter_) {
@@ -67,10 +62,10 @@ Status Engine::admit_call() {
                   "this worker has joined a running job, in which it takes part only after dsgd_start; call "
                   "dsgd_start first");
   }
-  if (recovering_) return view_changed();
+  if (recovering_) return view_changed(mesh_->members().view());
   if (view() == reported_view_) return {};
   reported_view_ = view();
-  return view_changed();
+  return view_changed(mesh_->members().view());
 }
 
 // Whether collectives of the host are open, rather than a start, which begins again, or a checkpoint of an
@@ -83,9 +78,9 @@ bool Engine::has_host_calls() const {
 }
 
 void Engine::enter_view() {
-  if (!next_view_ || applying_) return;
+  if (!next_view_ || applying_ || !failure_.ok()) return;
   view_cause_ = next_view_->why;
-  const Status why(Code::kViewChanged, "the workers of the job have changed: " + view_cause_.message());
+  const Status why = view_changed(next_view_->view);
   if (!step_.suspend(why)) return;  // its end enters the view
   const NextView next = std::move(*next_view_);
   next_view_.reset();
@@ -97,15 +92,15 @@ void Engine::enter_view() {
   agreed_ = false;
   calls_.stop(why);
   mesh_->change_view(next.view, why);
-  calls_.end_waiting(view_changed());
-  fail_checkpoints(view_changed());
-  objects_.change_view(peers(), view_changed());
-  last_step_.refuse(view_changed());
+  calls_.end_waiting(why);
+  checkpoints_.fail(why);
+  objects_.change_view(peers(), why);
+  last_step_.refuse_questions(why);
   if (failure_.ok()) calls_.go_on();
   entering_ = false;
   if (fails_calls) reported_view_ = view();
   departed_.clear();
-  last_values_.forget_goodbyes();
+  last_values_.change_view(rank());
   log_->warning("view " + std::to_string(view()) + " with " + std::to_string(size()) +
                 " workers: " + view_cause_.message());
   if (on_view_) on_view_(next.view);
@@ -250,7 +245,7 @@ Status Engine::deal_samples(const std::vector<ViewReport>& reports, bool over) {
 }
 
 void Engine::resume(const std::vector<uint64_t>& calls) {
-  calls_.go_on_at(calls);
+  calls_.set_next_indexes(calls);
   end_recovery();
 }
 
@@ -259,21 +254,21 @@ void Engine::resume(const std::vector<uint64_t>& calls) {
 void Engine::await_last_step(transport::Time deadline, std::function<void()> then) {
   if (!mesh_ || !options_.views_change || !started_ || next_step_ == 0 || !failure_.ok() || !torn_.ok())
     return then();
-  last_step_.await(next_step_, deadline, std::move(then));
-  if (agreed_) last_step_.ask(mesh_->peers);
+  last_step_.await(deadline, std::move(then));
+  if (agreed_) last_step_.ask(mesh_->peers, next_step_);
 }
 
 void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
   if (!failure_.ok()) return respond(failure_);
   last_step_.on_asked(steps, std::move(respond));
-  last_step_.answer(next_step_);
+  last_step_.answer_questions(next_step_);
 }
 
 void Engine::end_recovery() {
   recovering_ = false;
   agreed_ = true;
-  last_step_.ask(mesh_->peers);
-  start_next_checkpoint();
+  last_step_.ask(mesh_->peers, next_step_);
+  checkpoints_.start_next();
 }
 
 void Engine::resume_step() {

@@ -10,10 +10,6 @@
 namespace dsgd {
 
 WaitReport Engine::wait_report(uint64_t call) const {
-  const bool is_step = step_.running() && step_.call() == call;
-  const UnmarkedGradients unmarked = is_step ? step_.unmarked() : UnmarkedGradients();
-  const Operations::WaitedPeers peers =
-      mesh_ ? mesh_->operations.waited_peers(call) : Operations::WaitedPeers();
   if (const std::string name = calls_.fetching(call); !name.empty()) {
     return {Status(Code::kWaitTimeout,
                    "this worker has not copied its buffer from its GPU yet: other work in `stream`, or an "
@@ -22,6 +18,10 @@ WaitReport Engine::wait_report(uint64_t call) const {
                 .with_operation(name),
             {}};
   }
+  const bool is_step = step_.running() && step_.call() == call;
+  const UnmarkedGradients unmarked = is_step ? step_.unmarked() : UnmarkedGradients();
+  const Operations::WaitedPeers peers =
+      mesh_ ? mesh_->operations.waited_peers(call) : Operations::WaitedPeers();
   if (unmarked.empty() && peers.ranks.empty()) return {};
   std::string text;
   if (!unmarked.empty()) text = unmarked.text + UnmarkedGradients::kRemedy;

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/address.h"
-#include "core/base/describe.h"
 #include "core/base/log.h"
 #include "core/base/retry.h"
 #include "core/membership/admission.h"

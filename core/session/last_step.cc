@@ -5,10 +5,10 @@
 
 namespace dsgd {
 
-// The others have completed it after about a round trip. If one of them is lost before, that takes until the
-// head knows of the loss, and the others have agreed on where they stand and have the step.
-void LastStep::await(uint64_t steps, transport::Time deadline, std::function<void()> then) {
-  awaited_ = Awaited{.steps = steps, .deadline = deadline, .then = std::move(then)};
+// The wait takes about a round trip. If one of the others is lost meanwhile, it takes until the head knows of
+// the loss and those that are left have agreed on where they stand and have the step.
+void LastStep::await(transport::Time deadline, std::function<void()> then) {
+  awaited_ = Awaited{.deadline = deadline, .then = std::move(then)};
   limit_wait();
 }
 
@@ -18,11 +18,12 @@ void LastStep::hasten(transport::Time deadline) {
   limit_wait();
 }
 
-// Ends the wait if its time is over, else sets the timer. A change of the view has a deadline of its own.
+// Ends the wait if its time is over, else sets the timer. The time for answers counts from ask(). While the
+// view changes, the deadline alone limits the wait, since the change has a deadline of its own.
 void LastStep::limit_wait() {
   loop_.cancel(awaited_->timer);
   transport::Time due = awaited_->deadline;
-  if (awaited_->asked != transport::Time{}) due = std::min(due, verdict_due_(awaited_->asked) + lease_);
+  if (awaited_->asked_at != transport::Time{}) due = std::min(due, verdict_due_(awaited_->asked_at) + lease_);
   if (due == transport::kNever) return;
   if (due > loop_.now()) {  // it becomes later while the head is lost
     awaited_->timer = loop_.schedule(due, [this, alive = std::weak_ptr(alive_)] {
@@ -30,14 +31,15 @@ void LastStep::limit_wait() {
     });
     return;
   }
-  log_->warning("dsgd_close does not know that all others have completed step " +
-                std::to_string(awaited_->steps - 1) + "; if one is lost now, they may repeat it");
+  log_->warning(
+      "dsgd_close does not know that all others have completed the last step of this worker; if one is lost "
+      "now, they may repeat it");
   end_wait();
 }
 
-void LastStep::ask(Peers& peers) {
+void LastStep::ask(Peers& peers, uint64_t steps) {
   if (!awaited_) return;
-  awaited_->asked = loop_.now();
+  awaited_->asked_at = loop_.now();
   limit_wait();
   if (!awaited_) return;  // the time is over
   awaited_->missing.clear();
@@ -46,28 +48,28 @@ void LastStep::ask(Peers& peers) {
   }
   const std::vector<int32_t> missing = awaited_->missing;
   if (missing.empty()) return end_wait();
-  const uint64_t ask = ++asks_;
-  const transport::HasCompleted question{peers.members().view().view, peers.rank(), awaited_->steps};
+  const uint64_t ask = ++last_ask_;
+  const transport::HasCompleted question{peers.members().view().view, peers.rank(), steps};
   for (int32_t other : missing) {
     peers.call(
         other, question, transport::kNever,
         [this, &peers, other, ask, alive = std::weak_ptr(alive_)](const Result<transport::Message>& answer) {
-          if (alive.expired() || ask != asks_) return;
-          if (answer.ok() || peers.has_left(other)) on_answer(other);
+          if (alive.expired() || ask != last_ask_) return;
+          if (answer.ok() || peers.has_left(other)) take_answer(other);
         });
   }
 }
 
-void LastStep::on_answer(int32_t rank) {
+void LastStep::take_answer(int32_t rank) {
   if (!awaited_) return;
   std::erase(awaited_->missing, rank);
   if (awaited_->missing.empty()) end_wait();
 }
 
 void LastStep::forget_answers() {
-  ++asks_;
+  ++last_ask_;
   if (!awaited_) return;
-  awaited_->asked = {};
+  awaited_->asked_at = {};
   limit_wait();
 }
 
@@ -77,19 +79,19 @@ void LastStep::end_wait() {
   std::exchange(awaited_, std::nullopt)->then();
 }
 
-void LastStep::answer(uint64_t completed) {
-  auto asked = std::exchange(asked_, {});
-  for (auto& [steps, respond] : asked) {
+void LastStep::answer_questions(uint64_t completed) {
+  auto questions = std::exchange(questions_, {});
+  for (auto& [steps, respond] : questions) {
     if (steps <= completed) {
       respond(transport::Message(transport::Empty{}));
     } else {
-      asked_.emplace_back(steps, std::move(respond));
+      questions_.emplace_back(steps, std::move(respond));
     }
   }
 }
 
-void LastStep::refuse(const Status& why) {
-  for (auto& [steps, respond] : std::exchange(asked_, {})) respond(why);
+void LastStep::refuse_questions(const Status& why) {
+  for (auto& [steps, respond] : std::exchange(questions_, {})) respond(why);
 }
 
 }  // namespace dsgd

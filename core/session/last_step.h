@@ -23,43 +23,41 @@ class LastStep {
            std::function<transport::Time(transport::Time)> verdict_due)
       : loop_(loop), lease_(lease), log_(std::move(log)), verdict_due_(std::move(verdict_due)) {}
 
-  // This worker closes its session after `steps` steps. ask() begins the wait for the others, which ends at
-  // the deadline at the latest. Calls `then` when it has ended.
-  void await(uint64_t steps, transport::Time deadline, std::function<void()> then);
-  bool is_awaited() const { return awaited_.has_value(); }
+  // This worker closes its session. Waits for the others until the deadline at the latest, and then calls
+  // `then`; at once if the deadline has passed. ask() asks them.
+  void await(transport::Time deadline, std::function<void()> then);
   void hasten(transport::Time deadline);  // brings the deadline forward
-  // If the wait has not ended: asks all others of the view. Called again in each view, and when a worker has
-  // left.
-  void ask(Peers& peers);
-  void forget_answers();  // the view changes
+  // If the wait has not ended: asks all others of the view whether they have completed the `steps` steps of
+  // this worker. Called again in each view, and when a worker has left.
+  void ask(Peers& peers, uint64_t steps);
+  void forget_answers();  // the view changes; ask() follows in the new one
   void end_wait();
 
   // Another worker closes its session and asks for an answer when `steps` steps are completed here.
   void on_asked(uint64_t steps, transport::Responder respond) {
-    asked_.emplace_back(steps, std::move(respond));
+    questions_.emplace_back(steps, std::move(respond));
   }
-  void answer(uint64_t completed);  // steps
-  void refuse(const Status& why);
+  void answer_questions(uint64_t completed);  // steps
+  void refuse_questions(const Status& why);
 
  private:
   struct Awaited {
-    uint64_t steps;
     transport::Time deadline;
     std::function<void()> then;
     std::vector<int32_t> missing = {};  // ranks
-    transport::Time asked = {};         // 0: not in this view yet
+    transport::Time asked_at = {};      // 0: not in this view yet
     transport::TimerId timer = 0;
   };
   void limit_wait();
-  void on_answer(int32_t rank);
+  void take_answer(int32_t rank);
 
   transport::Loop& loop_;
   const transport::Duration lease_;
   const std::shared_ptr<Log> log_;
   const std::function<transport::Time(transport::Time)> verdict_due_;
   std::optional<Awaited> awaited_;
-  uint64_t asks_ = 0;                                             // answers to earlier ones do not count
-  std::vector<std::pair<uint64_t, transport::Responder>> asked_;  // by others, by number of steps
+  uint64_t last_ask_ = 0;                                             // answers to earlier ones do not count
+  std::vector<std::pair<uint64_t, transport::Responder>> questions_;  // of others, by number of steps
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

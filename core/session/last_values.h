@@ -20,8 +20,10 @@ class LastValues {
     goodbyes_[rank] = {steps, std::move(digests)};
     compare();
   }
-  void forget_goodbyes() { goodbyes_.clear(); }  // their ranks are those of an earlier view
-  // Of this worker, or of another that has closed after as many steps.
+  // Earlier goodbyes have ranks of another view. `rank`: of this worker.
+  void change_view(int32_t rank) { rank_ = rank, goodbyes_.clear(); }
+  // Names the worker whose values differ, among this one and those that have closed after as many steps; OK:
+  // none is known.
   const Status& divergence() const { return divergence_; }
 
  private:

@@ -4,15 +4,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <functional>
-#include <limits>
-#include <memory>
-#include <new>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/model/step_result.h"
 #include "core/objects/object.h"

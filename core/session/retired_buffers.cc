@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "core/session/engine.h"
-
 namespace dsgd {
 
 void RetiredBuffers::add(std::shared_ptr<device::Device> device, std::function<void()> release) {
@@ -12,7 +10,7 @@ void RetiredBuffers::add(std::shared_ptr<device::Device> device, std::function<v
 }
 
 // One wait at a time covers what many calls have added.
-void RetiredBuffers::release_unused(Engine& engine) {
+void RetiredBuffers::release_unused(const WhenDone& when_done) {
   if (waiting_) return;
   {
     std::lock_guard lock(mutex_);
@@ -20,11 +18,11 @@ void RetiredBuffers::release_unused(Engine& engine) {
   }
   if (in_use_.empty()) return;
   waiting_ = true;
-  engine.when_devices_done([this, &engine](const Status& status) {
+  when_done([this, when_done](const Status& status) {
     if (!status.ok()) return;  // the session has failed; release_all() follows
     for (const Buffers& buffers : std::exchange(in_use_, {})) buffers.release();
     waiting_ = false;
-    release_unused(engine);
+    release_unused(when_done);
   });
 }
 

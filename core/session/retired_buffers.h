@@ -11,14 +11,15 @@
 
 namespace dsgd {
 
-class Engine;
-
 class RetiredBuffers {
  public:
+  using WhenDone = std::function<void(std::function<void(const Status&)>)>;
+
   // Any thread. Call release_unused() afterwards.
   void add(std::shared_ptr<device::Device> device, std::function<void()> release);
-  // On the engine's loop. Releases the buffers when the devices no longer use them.
-  void release_unused(Engine& engine);
+  // On the loop. Releases the buffers when the devices no longer use them: `when_done` calls its argument
+  // when all work that is enqueued on the devices now has ended.
+  void release_unused(const WhenDone& when_done);
   // Releases all buffers that are left. Call it once the engine is destroyed, which waits until the devices
   // no longer use its memory. The buffers of a device that hangs are released when it goes on.
   void release_all();

@@ -258,7 +258,8 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
 void Session::Impl::release_when_unused(const Replica& replica, const std::function<void()>& release) {
   if (replica.device->is_host()) return release();
   retired.add(replica.device, release);
-  loop().post([this] { retired.release_unused(engine()); });
+  loop().post(
+      [this] { retired.release_unused([this](auto done) { engine().when_devices_done(std::move(done)); }); });
 }
 
 Status Session::Impl::check_buffers_apart() const {

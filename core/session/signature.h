@@ -18,7 +18,8 @@ std::string describe_settings(const EngineOptions& options, const Model& model, 
 // The plan in one line; or why there is none.
 std::string describe_plan(const Result<Plan>& plan, const StrategySpec& strategy);
 uint64_t digest_of(const std::string& signature);
-// `difference`: a line of which rank 0 and `rank` have their own.
+// The error of dsgd_start on all workers. `difference`: of first_difference(). `rank`: the worker that
+// differs.
 Status signature_mismatch(const std::string& difference, int32_t rank);
 
 }  // namespace dsgd

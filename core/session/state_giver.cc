@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 
 #include "core/base/describe.h"
 
@@ -10,6 +9,12 @@ namespace dsgd {
 
 using transport::FetchState;
 using transport::StateParts;
+
+template <typename Matches>
+void StateGiver::erase(Matches matches) {
+  std::erase_if(given_, matches);
+  if (given_.empty()) state_.on_update(nullptr);
+}
 
 void StateGiver::give(const std::string& worker_id, const FetchState& question, bool with_state,
                       transport::Responder respond) {
@@ -28,13 +33,13 @@ void StateGiver::give(const std::string& worker_id, const FetchState& question, 
     return;
   }
   answer(&given, question.last, respond);
-  if (question.last && given.stream.whole()) given_.erase(found);
+  if (question.last && given.stream.whole()) erase([&](const auto& one) { return one.first == key; });
 }
 
 Status StateGiver::begin(const Key& key, const FetchState& question, bool with_state) {
   constexpr size_t kMost = 256;
   // A worker that begins again may divide the elements in another way.
-  std::erase_if(given_, [&](const auto& one) {
+  erase([&](const auto& one) {
     const StateStream& stream = one.second->stream;
     return one.first.first == key.first && stream.begin() < question.end && question.begin < stream.end();
   });
@@ -57,35 +62,32 @@ void StateGiver::answer(Given* given, bool last, const transport::Responder& res
   respond(transport::Message(std::move(answer)));
 }
 
-bool StateGiver::is_awaited_in(const Members& view) const {
+bool StateGiver::gives_to_any_of(const MemberList& view) const {
   return std::any_of(given_.begin(), given_.end(),
                      [&](const auto& one) { return rank_of(view, one.first.first) >= 0; });
 }
 
 // The step needed all workers of the view, so those that have joined have all state.
-void StateGiver::step_ended(const Members& view) {
+void StateGiver::step_ended(const MemberList& view) {
   if (given_.empty()) return;
-  std::erase_if(given_, [&](const auto& one) {
-    return one.second->stream.overflown() || rank_of(view, one.first.first) >= 0;
-  });
+  erase(
+      [&](const auto& one) { return one.second->stream.overflown() || rank_of(view, one.first.first) >= 0; });
   for (const auto& [key, given] : given_) {
     if (given->waiting && !given->stream.whole())
       answer(given.get(), false, std::exchange(given->waiting, {}));
   }
-  if (given_.empty()) state_.on_update(nullptr);
 }
 
-void StateGiver::change_view(const Members& present, const Members& next) {
+void StateGiver::change_view(const MemberList& present, const MemberList& next) {
   const Status changed(Code::kViewChanged, "the workers of the job have changed");
-  for (auto one = given_.begin(); one != given_.end();) {
-    if (rank_of(next, one->first.first) >= 0 && one->second->waiting)
-      std::exchange(one->second->waiting, {})(changed);
-    one = rank_of(present, one->first.first) < 0 ? std::next(one) : given_.erase(one);
+  for (const auto& [key, given] : given_) {
+    if (rank_of(next, key.first) >= 0 && given->waiting) std::exchange(given->waiting, {})(changed);
   }
+  erase([&](const auto& one) { return rank_of(present, one.first.first) >= 0; });
 }
 
 void StateGiver::forget(const std::string& worker_id) {
-  std::erase_if(given_, [&](const auto& one) { return one.first.first == worker_id; });
+  erase([&](const auto& one) { return one.first.first == worker_id; });
 }
 
 void StateGiver::drop_all(const Status& why) {

@@ -20,19 +20,20 @@ namespace dsgd {
 // On the loop. The replicas are on the host.
 class StateGiver {
  public:
-  using Members = std::vector<transport::MemberInfo>;
+  using MemberList = std::vector<transport::MemberInfo>;
 
   StateGiver(const Model& model, Commit& state) : model_(model), state_(state) {}
-  // Answers with the next parts of the stream that begins at this element; begins the stream if the question
-  // is the first. With no part to give, the answer follows the next step. `with_state`: as in StateStream.
+  // Answers with the next parts of the stream that begins at the question's first element. The first question
+  // begins the stream. Once the learner knows that it was whole, a question that finds nothing new is
+  // answered after a step, unless it is the last one. `with_state`: as in StateStream.
   void give(const std::string& worker_id, const transport::FetchState& question, bool with_state,
             transport::Responder respond);
   // Whether a worker of this view waits for state.
-  bool is_awaited_in(const Members& view) const;
-  void step_ended(const Members& view);
+  bool gives_to_any_of(const MemberList& view) const;
+  void step_ended(const MemberList& view);
   // Ends the streams to workers of the present view. Those to workers that enter `next`, or have not entered
   // a view yet, go on.
-  void change_view(const Members& present, const Members& next);
+  void change_view(const MemberList& present, const MemberList& next);
   void forget(const std::string& worker_id);
   void drop_all(const Status& why);
 
@@ -48,6 +49,8 @@ class StateGiver {
   using Key = std::pair<std::string, uint64_t>;  // worker id, first element
 
   Status begin(const Key& key, const transport::FetchState& question, bool with_state);
+  template <typename Matches>
+  void erase(Matches matches);
   void answer(Given* given, bool last, const transport::Responder& respond);
 
   const Model& model_;

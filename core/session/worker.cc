@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <new>
 #include <utility>
 
 #include "core/base/address.h"

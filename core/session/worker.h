@@ -23,7 +23,7 @@ class Worker {
   Worker(transport::Environment& environment, const Config& config, AlgorithmChoice algorithm, Model& model,
          std::shared_ptr<Log> log);
   ~Worker();  // on no loop; ends the networks' threads
-  // Called on the loop when the job goes on in another view, with view() as that.
+  // Called on the loop when the job goes on in another view, which view() then is.
   void on_view(std::function<void()> then) { on_view_ = std::move(then); }
   // Called on the loop when the session failed because memory ran out; the owner must end the remaining
   // operations.
