@@ -61,9 +61,6 @@ int32_t dsgd_broadcast(dsgd_session* session, dsgd_group* group, void* data, siz
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
     DSGD_RETURN_IF_ERROR(call.buffer(data, nbytes, dtype, "data"));
-    const int32_t size = session->core->size();
-    if (root < 0 || root >= size)
-      return call.invalid("root is " + std::to_string(root) + "; ranks are 0 to " + std::to_string(size - 1));
     return run_collective(call, session, options, op, [&](const CallOptions& given) {
       return session->core->broadcast(data, nbytes, static_cast<DType>(dtype), root, given);
     });

@@ -36,6 +36,13 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   return bounds;
 }
 
+// The host has checked the arguments of a call, and a step of another thread has brought another view since.
+Status arguments_of_another_view() {
+  return Status(
+      Code::kViewChanged,
+      "the workers of the job have changed; go on without this call, or make it again on all workers");
+}
+
 }  // namespace
 
 void Collectives::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
@@ -128,6 +135,7 @@ void Collectives::reduce_all(const SharedCall& call, std::span<std::byte> data, 
 void Collectives::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
                             const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
+  if (root >= size()) return done(arguments_of_another_view());
   if (!has_mesh()) return done({});
   const SharedCall call = calls_.begin(&done, options);
   calls_.when_fetched(call, "broadcast", options, done, [=, this] {
@@ -147,6 +155,7 @@ void Collectives::broadcast(std::span<std::byte> data, DType dtype, int32_t root
 void Collectives::allgather(std::span<const std::byte> send, std::span<std::byte> receive,
                             std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
+  if (counts.size() != static_cast<size_t>(size())) return done(arguments_of_another_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "all-gather", options, done,
                       [=, this] { allgather_fetched(call, send, receive, counts, dtype, done); });
@@ -183,6 +192,7 @@ void Collectives::reduce_scatter(std::span<const std::byte> send, std::span<std:
                                  std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
                                  const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
+  if (counts.size() != static_cast<size_t>(size())) return done(arguments_of_another_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "reduce-scatter", options, done, [=, this] {
     reduce_scatter_fetched(call, send, receive, counts, dtype, reduction, done);

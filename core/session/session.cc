@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "core/session/session_impl.h"
 
@@ -15,7 +14,8 @@ namespace {
 // Constants, since they follow from promises of dsgd.h: a call returns within 100 ms after its deadline, and
 // dsgd_close may always take a second to leave in good order.
 //
-// After a deadline, so that the protocol's own timers fire first: their messages say more.
+// A blocked caller waits for kSlack beyond a deadline, so that the protocol's own timers fire first: their
+// messages say more.
 constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
 constexpr transport::Duration kLeaving = std::chrono::seconds(1);
 constexpr transport::Duration kLeavingFailed = std::chrono::milliseconds(500);
@@ -162,6 +162,7 @@ void Session::Impl::enter_view() {
     if (member.rank < present.rank) ++before;
     ++local;
   }
+  std::lock_guard lock(view_mutex);
   rank = present.rank;
   size = static_cast<int32_t>(present.members.size());
   local_rank = before, local_size = local;
@@ -170,6 +171,17 @@ void Session::Impl::enter_view() {
     roster.workers.push_back(XXH3_64bits(member.worker_id.data(), member.worker_id.size()));
   shards.enter(std::move(roster));
   view = static_cast<int64_t>(present.view);
+}
+
+Result<Session::Impl::Place> Session::Impl::place_in_view() {
+  for (;;) {
+    {
+      std::lock_guard lock(view_mutex);
+      if (static_cast<uint64_t>(view) == engine().reported_view()) return Place{rank, size};
+    }
+    const Status admitted = block([this](const auto& done) { done(engine().admit_call()); });
+    if (!admitted.ok()) return admitted;
+  }
 }
 
 Status Session::Impl::joined() {

@@ -1,6 +1,5 @@
 // Checkpoints and the data shards that they remember.
 
-#include "core/mesh/channels.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -62,6 +61,7 @@ Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& p
         impl_->next_step = static_cast<int64_t>(impl_->engine().next_step());
         impl_->torn = false;
         impl_->step_failure = {};
+        impl_->step_begun = false;
         impl_->marks().clear(true);
       });
 }

@@ -160,9 +160,11 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("broadcast", "the buffer", data, nbytes, dtype));
-  if (root < 0 || root >= impl_->size) {
+  auto place = impl_->place_in_view();
+  if (!place.ok()) return place.status();
+  if (root < 0 || root >= place->size) {
     return invalid("broadcast", "root " + std::to_string(root) + " is none of the ranks 0 .. " +
-                                    std::to_string(impl_->size - 1));
+                                    std::to_string(place->size - 1));
   }
   auto staging = impl_->stage("broadcast", {"the buffer", data, nbytes}, nullptr, options);
   if (!staging.ok()) return staging.status();
@@ -170,7 +172,7 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
   if (staging->send) {
     DSGD_RETURN_IF_ERROR(allocate("broadcast", nbytes, staging.value()));
     used = staging->memory.get();
-    if (root == impl_->rank) {
+    if (root == place->rank) {
       staging->fetch = {used, data, nbytes};
     } else {
       staging->store = {data, used, nbytes};
@@ -189,10 +191,12 @@ Result<Session::Collective> Session::allgather(const void* send, size_t send_nby
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`send`", send, send_nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype));
-  auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), impl_->size);
+  auto place = impl_->place_in_view();
+  if (!place.ok()) return place.status();
+  auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), place->size);
   if (!parts.ok()) return parts.status();
   DSGD_RETURN_IF_ERROR(
-      check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[impl_->rank]));
+      check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[place->rank]));
   const Impl::Buffer to{"`receive`", receive, receive_nbytes};
   auto staging = impl_->stage("all-gather", {"`send`", send, send_nbytes}, &to, options);
   if (!staging.ok()) return staging.status();
@@ -204,7 +208,7 @@ Result<Session::Collective> Session::allgather(const void* send, size_t send_nby
     staging->store = {receive, all, receive_nbytes};
   }
   if (staging->send) {
-    std::byte* const own = own_part(all, parts.value(), impl_->rank, dtype);
+    std::byte* const own = own_part(all, parts.value(), place->rank, dtype);
     staging->fetch = {own, send, send_nbytes};
     mine = own;
   }
@@ -224,10 +228,12 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
   DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype));
   DSGD_RETURN_IF_ERROR(check_reduction("reduce-scatter", dtype, reduction));
-  auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), impl_->size);
+  auto place = impl_->place_in_view();
+  if (!place.ok()) return place.status();
+  auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), place->size);
   if (!parts.ok()) return parts.status();
   DSGD_RETURN_IF_ERROR(check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype),
-                                  parts.value()[impl_->rank]));
+                                  parts.value()[place->rank]));
   const Impl::Buffer to{"`receive`", receive, receive_nbytes};
   auto staging = impl_->stage("reduce-scatter", {"`send`", send, send_nbytes}, &to, options);
   if (!staging.ok()) return staging.status();
@@ -242,7 +248,7 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
       staging->fetch = {memory, send, send_nbytes};
     }
     if (staging->receive) {
-      mine = staging->send ? own_part(memory, parts.value(), impl_->rank, dtype) : memory;
+      mine = staging->send ? own_part(memory, parts.value(), place->rank, dtype) : memory;
       staging->store = {receive, mine, receive_nbytes};
     }
   }

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -41,7 +40,9 @@ struct Session::Impl {
     };
     explicit HostCall(Impl& impl, Use use = kWork);
     ~HostCall();
-    const Status& status() const { return status_; }  // kForked, kClosed, or the session's failure
+    // OK: the call may go on. Else kForked, kClosed, kState (on the loop, or while the session joins), or the
+    // session's failure.
+    const Status& status() const { return status_; }
 
    private:
     Impl& impl_;
@@ -145,8 +146,8 @@ struct Session::Impl {
       begin(start, operation, [this, operation](const Status& status) { end_async(operation, status); });
     });
   }
-  // Launches what changes the plan of the steps, during which the model is not touched: start, or another
-  // strategy. start(engine, done) begins it; `then` is called on the loop when it has succeeded.
+  // Launches a change during which the host does not touch the model: start, another strategy, or a load of a
+  // checkpoint. start(engine, done) begins it; `then` is called on the loop when it has succeeded.
   template <typename Start, typename Then>
   Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options,
                                                    Start start, Then then) {
@@ -168,6 +169,12 @@ struct Session::Impl {
   Status attempt_join(transport::Time deadline, const std::string& limit);
   void end_join(const Status& status);
   void enter_view();  // takes the worker's view
+  // This worker's place in the view for which the host makes a call. Fails as Engine::admit_call() does: the
+  // arguments of the call may be those for an earlier view.
+  struct Place {
+    int32_t rank, size;
+  };
+  Result<Place> place_in_view();
   Status join_timeout_error(const std::string& limit, const std::string& progress);  // it did not end in time
   Status joined();             // kState while the session is joining; why it has not joined
   Status check_not_on_loop();  // kState on the session's own loop, which would wait for itself
@@ -218,10 +225,10 @@ struct Session::Impl {
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   // Tells the other workers that this one rejected the call; returns `why`.
   Status refused(const char* call, Status why);
-  // kState while a step, or a change of the plan, is in flight.
+  // kState while a step, or a change (launch_change), is in flight.
   Status check_model_writable(const char* what);
   Status check_not_in_step(const char* what) const;  // the same, with step_mutex held
-  // kState while a change of the plan is in flight; step_mutex is held.
+  // kState while a change is in flight; step_mutex is held.
   Status check_not_changing(const char* what) const;
   // step_mutex is held in these.
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream);
@@ -265,7 +272,8 @@ struct Session::Impl {
   ShardList shards;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<transport::Notifier> notifier;
-  // Of the present view; the loop changes them.
+  std::mutex view_mutex;  // held while the loop changes the following
+  // Of the present view.
   std::atomic<int32_t> rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::atomic<int64_t> view = 1;
   StrategySpec strategy;
@@ -304,8 +312,9 @@ struct Session::Impl {
   std::mutex step_mutex;                      // the step in flight, and the order of its messages to the loop
   std::shared_ptr<Operation> step_operation;  // null: no step is in flight
   bool in_step() const { return step_operation != nullptr; }
-  const char* changing = nullptr;  // the change of the plan in flight: start, or another strategy
+  const char* changing = nullptr;  // the call of the change in flight (launch_change); null: none
   int64_t next_step = 0;           // index of the step in flight, or of the next one
+  bool step_begun = false;         // since the start, or since a checkpoint was loaded
   Status step_failure;             // of the last step begun
   bool torn = false;               // as engine().torn(), for other threads
 

@@ -191,6 +191,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (blocking) marks().mark_rest();
   std::vector<uint32_t> ready = marks().complete_buckets();  // absences may have been marked before
   if (!blocking) DSGD_RETURN_IF_ERROR(record_streams(ready));
+  step_begun = true;
   step_failure = {};
   step_operation = operation;
   if (blocking) lock.unlock();
@@ -310,9 +311,11 @@ Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   }
   std::lock_guard lock(impl_->step_mutex);
   if (!impl_->started) return Status(Code::kState, "dsgd_gradient_absent needs dsgd_start first");
-  // After a mismatch the host may repeat the step; the mark applies to the repetition.
+  // After a mismatch, or gradients that were not finite, the session goes on; the mark applies to the next
+  // step.
   const Status& failed = impl_->step_failure;
-  if (!impl_->in_step() && !failed.ok() && failed.code() != Code::kMismatch) return failed;
+  const bool goes_on = failed.ok() || failed.code() == Code::kMismatch || failed.code() == Code::kNonFinite;
+  if (!impl_->in_step() && !goes_on) return failed;
   return impl_->mark(*replica, {&parameter, 1}, true, nullptr);
 }
 
@@ -325,7 +328,7 @@ Status Session::step_flush() {
     return rest.empty() ? Status()
                         : impl_->tell_ready(std::move(rest), [this] { impl_->marks().unmark_rest(); });
   }
-  if (impl_->step_failure.ok() && impl_->next_step > 0) return {};  // its last mark has ended the step
+  if (impl_->step_failure.ok() && impl_->step_begun) return {};  // its last mark has ended the step
   return impl_->no_step_error();
 }
 

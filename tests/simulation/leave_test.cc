@@ -153,6 +153,50 @@ TEST(Leave, InAPauseIsNamedAsSuchAndDoesNotWaitForItsEnd) {
   EXPECT_LE(close->ended - close->began, 100ms);
 }
 
+// The host makes its buffers for the view that it knows, so the arguments say nothing about its mistakes.
+TEST(Leave, ByALossFailsTheNextCollectiveForItsViewWhateverItsArguments) {
+  constexpr size_t kPart = 4;
+  using Make = std::function<Status(Session&, std::vector<float>&, size_t parts)>;
+  const std::vector<Make> calls = {
+      [](Session& s, auto& memory, size_t parts) {
+        return wait_for(s, s.allgather(memory.data(), 4 * kPart, memory.data() + kPart, 4 * kPart * parts,
+                                       nullptr, DType::kFloat32, Mode::kWait));
+      },
+      [](Session& s, auto& memory, size_t parts) {
+        return wait_for(
+            s, s.reduce_scatter(memory.data(), 4 * kPart * parts, memory.data() + kPart * parts, 4 * kPart,
+                                nullptr, DType::kFloat32, Reduction::kSum, Mode::kWait));
+      },
+      [](Session& s, auto& memory, size_t parts) {
+        return wait_for(s, s.broadcast(memory.data(), 4 * kPart, DType::kFloat32,
+                                       static_cast<int32_t>(parts) - 1, Mode::kWait));
+      }};
+  for (const Make& make : calls) {
+    Cluster cluster(
+        {.workers = kWorkers, .separate_head = true, .settings = {{"lease", "500ms"}, {"min_workers", "1"}}},
+        [&](Cluster& cluster, Session& session, int worker) {
+          std::vector<float> memory(64);
+          EXPECT_TRUE(Cluster::train(cluster, session, worker, 1)) << cluster.history(worker);
+          if (session.rank() == 2) {
+            cluster.world.at(cluster.world.now() + 100ms, [&cluster, worker] {
+              cluster.world.kill(cluster.process(worker), transport::Death::kReset);
+            });
+            return cluster.pass_time(worker, 1s);
+          }
+          cluster.pass_time(worker, 2s);
+          EXPECT_EQ(session.view(), 2);
+          Status status = make(session, memory, 3);
+          EXPECT_EQ(status.code(), Code::kViewChanged) << status.message();
+          EXPECT_EQ(status.rank(), 2);
+          status = make(session, memory, 2);
+          EXPECT_TRUE(status.ok()) << status.message();
+          status = make(session, memory, 3);
+          EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+        });
+    ASSERT_TRUE(cluster.run_until_ended(600s));
+  }
+}
+
 // A worker aborts the job soon after it has joined, when workers are still dialling each other.
 TEST(Leave, AfterAnAbortTellsItsReasonAndWaitsForNoPeerBeingDialled) {
   constexpr auto kLimit =

@@ -83,9 +83,9 @@ std::vector<BadCall> collective_cases() {
               {.session = w.running.session, .data = data, .dtype = DSGD_INT32, .reduction = DSGD_MEAN}, e);
         });
   }
-  add("dsgd_broadcast", "no such root", {"root is 5", "ranks are 0 to 0"},
+  add("dsgd_broadcast", "no such root", {"root 5", "ranks 0 .. 0"},
       [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = 5}, e); });
-  add("dsgd_broadcast", "negative root", {"root is -1", "ranks are 0 to 0"},
+  add("dsgd_broadcast", "negative root", {"root -1", "ranks 0 .. 0"},
       [](W w, E e) { return broadcast({.session = w.running.session, .data = data, .root = -1}, e); });
   add("dsgd_allgather", "receive too small", {"`send` has 2 elements", "part has 1"}, [](W w, E e) {
     return dsgd_allgather(w.running.session, nullptr, data, 8, receive, 4, nullptr, DSGD_FLOAT32, nullptr,

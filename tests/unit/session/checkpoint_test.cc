@@ -225,6 +225,7 @@ void expect_resumes(const JobSpec& before, const JobSpec& after) {
   const auto [digest, samples] = undisturbed(after);
   train(after, [&, &digest = digest, &samples = samples](Trainer& trainer, int rank) {
     load(trainer, folder.path());
+    EXPECT_EQ(dsgd_step_flush(trainer.session, nullptr), DSGD_ERR_STATE) << "no step was begun since";
     EXPECT_EQ(trainer.steps(), kBefore);
     for (int step = 0; step < kAfter; ++step) trainer.step();
     EXPECT_EQ(trainer.digest(), digest);

@@ -313,6 +313,8 @@ TEST(NonFinite, AStopRequestOutlivesTheFailedStepAndAbsenceDoesNot) {
     trainer.set(0, 0, 3, 1);
     trainer.set(4, 0, 0, 2);
     const float before = *static_cast<float*>(trainer.tensors[4].values[0]);
+    // The failure is no reason to refuse marks of the next step.
+    DSGD_OK_OR_FAIL(dsgd_gradient_absent(trainer.replicas[0], trainer.tensors[3].parameter, error_));
     DSGD_OK_OR_FAIL(dsgd_step(session, 1, &result, error_));
     EXPECT_EQ(result.stop, 1);
     EXPECT_EQ(result.step, 0);
