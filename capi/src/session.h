@@ -43,7 +43,6 @@ struct dsgd_session : dsgd::capi::HandleOf<dsgd_session, dsgd::capi::CountedHand
       : log(std::make_shared<dsgd::capi::LogQueue>(std::move(log_notifier))) {}
   ~dsgd_session() {
     core.reset();  // first: its operations use the members below
-    log->close();
   }
 
   const uint64_t id = dsgd::capi::next_session_id();
