@@ -20,7 +20,7 @@ func (s *Session) SaveCheckpointAsync(folder string) (*Op, error) {
 }
 
 func saveCheckpoint(s *Session, folder string) task {
-	return task{caller: s, fault: checkTexts("folder", folder), begin: func(op, err *uintptr) int {
+	return task{caller: s, blocks: true, fault: checkTexts("folder", folder), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_checkpoint_save(s.pointer(), folder, nil, op, err)
 	}}
 }

@@ -3,6 +3,7 @@ package dsgd
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 	"unsafe"
@@ -43,6 +44,9 @@ func BroadcastAsync[T Element](c Caller, data []T, root int) (*Op, error) {
 }
 
 func broadcast[T Element](c Caller, data []T, root int) task {
+	if root != int(int32(root)) {
+		root = -1 // refused, as every rank that does not exist
+	}
 	return task{caller: c, pins: pinned(data), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_broadcast(c.caller().pointer(), 0, address(data), nbytes(data), int(dtypeOf[T]()), root, c.options(),
 			op, err)
@@ -117,7 +121,11 @@ type Channel struct {
 
 // Channel is channel 0 .. 3 of the session. The session itself uses channel 0.
 func (s *Session) Channel(number int) *Channel {
-	return &Channel{s, &raw.OpOptions{TimeoutMS: -1, Channel: uint32(number)}}
+	channel := uint32(math.MaxUint32) // refused by every collective
+	if number >= 0 && uint64(number) < math.MaxUint32 {
+		channel = uint32(number)
+	}
+	return &Channel{s, &raw.OpOptions{TimeoutMS: -1, Channel: channel}}
 }
 
 // WithTimeout returns the same channel with a deadline of its own for each collective, in place of `step_timeout`. Collectives
@@ -156,6 +164,7 @@ type task struct {
 	pins   *runtime.Pinner            // of its buffers; nil: none
 	fault  error                      // why C must not be called
 	begin  func(op, err *uintptr) int // the C call; with a nil op it blocks until the operation has ended
+	blocks bool                       // begin may block with an op, too
 }
 
 // run runs to the end, or, under a context that can end, until that does.
@@ -164,6 +173,20 @@ func (t task) run(ctx context.Context) error {
 		defer t.unpin()
 		return call(t.caller.caller(), func(err *uintptr) int { return t.begin(nil, err) })
 	}
+	if t.blocks {
+		ended := make(chan error, 1)
+		go func() { ended <- t.startAndWait(ctx) }()
+		select {
+		case err := <-ended:
+			return err
+		case <-cancelled(ctx):
+			return ctx.Err()
+		}
+	}
+	return t.startAndWait(ctx)
+}
+
+func (t task) startAndWait(ctx context.Context) error {
 	op, err := t.start()
 	if err != nil {
 		return err
@@ -180,6 +203,9 @@ func (t task) start() (*Op, error) {
 	if t.fault != nil {
 		t.unpin()
 		return nil, t.fault
+	}
+	if t.blocks {
+		return s.core.startBlocking(s, t.begin)
 	}
 	return s.core.start(s, plainOp, t.pins, t.begin)
 }

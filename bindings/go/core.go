@@ -19,6 +19,8 @@ type core struct {
 	mu      sync.Mutex
 	bound   map[boundKey]*runtime.Pinner
 	ops     map[uintptr]*flight // in flight, by C handle
+	calls   int                 // goroutines in startBlocking
+	early   map[uintptr]bool    // operations that ended before startBlocking put them into ops
 	reaping bool                // the reaper runs, or ran
 	closed  bool                // dsgd_close has returned
 }
@@ -31,7 +33,7 @@ var cores = struct {
 }{all: map[*core]struct{}{}}
 
 func newCore(session uintptr, log LogFunc) *core {
-	c := &core{session: session, bound: map[boundKey]*runtime.Pinner{}, ops: map[uintptr]*flight{}}
+	c := &core{session: session, bound: map[boundKey]*runtime.Pinner{}, ops: map[uintptr]*flight{}, early: map[uintptr]bool{}}
 	cores.Lock()
 	cores.all[c] = struct{}{}
 	cores.Unlock()
@@ -100,9 +102,40 @@ func (c *core) start(owner *Session, kind opKind, pins *runtime.Pinner, begin fu
 		}
 		return nil, err
 	}
+	return c.add(owner, kind, pins, handle), nil
+}
+
+// add puts an operation into the table. The caller holds mu.
+func (c *core) add(owner *Session, kind opKind, pins *runtime.Pinner, handle uintptr) *Op {
 	f := &flight{core: c, key: handle, kind: kind, handle: handle, pins: pins, done: make(chan struct{})}
 	c.ops[handle] = f
-	return &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f}, nil
+	return &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f}
+}
+
+// startBlocking is start for a begin that may block. Other operations begin and end meanwhile.
+func (c *core) startBlocking(owner *Session, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
+	c.sweep()
+	c.mu.Lock()
+	c.calls++
+	c.mu.Unlock()
+	var handle uintptr
+	err := call(owner, func(err *uintptr) int { return begin(&handle, err) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls--
+	ended := c.early[handle] || c.closed
+	delete(c.early, handle)
+	if c.calls == 0 {
+		clear(c.early)
+	}
+	if err != nil {
+		return nil, err
+	}
+	op := c.add(owner, plainOp, nil, handle)
+	if ended {
+		go op.flight.ended() // not here: it takes mu
+	}
+	return op, nil
 }
 
 // forget takes an operation that has ended from the table. Its handle may meanwhile be that of another.
@@ -160,6 +193,9 @@ func (c *core) poll(handles []uintptr, timeoutMS int) bool {
 	for _, handle := range handles[:count] {
 		c.mu.Lock()
 		f := c.ops[handle] // none where a waiter was faster
+		if f == nil && c.calls > 0 {
+			c.early[handle] = true
+		}
 		c.mu.Unlock()
 		if f != nil {
 			f.ended()

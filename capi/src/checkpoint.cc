@@ -18,14 +18,12 @@ using Use = dsgd::Result<std::shared_ptr<dsgd::Operation>> (Session::*)(const st
                                                                         Session::Mode mode,
                                                                         const CallOptions& options);
 
-int32_t use_checkpoint(const char* function, dsgd_session* session, const char* folder,
-                       const dsgd_op_options* options, dsgd_op** op, dsgd_error** error, Use use) {
-  return guard(function, error, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.open(session));
-    if (folder) DSGD_RETURN_IF_ERROR(call.not_empty(folder, "folder"));
-    return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
-      return (session->core.get()->*use)(folder ? folder : "", mode, given);
-    });
+Status use_checkpoint(const Call& call, dsgd_session* session, const char* folder,
+                      const dsgd_op_options* options, dsgd_op** op, Use use) {
+  DSGD_RETURN_IF_ERROR(call.open(session));
+  if (folder) DSGD_RETURN_IF_ERROR(call.not_empty(folder, "folder"));
+  return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
+    return (session->core.get()->*use)(folder ? folder : "", mode, given);
   });
 }
 
@@ -35,12 +33,18 @@ extern "C" {
 
 int32_t dsgd_checkpoint_save(dsgd_session* session, const char* folder, const dsgd_op_options* options,
                              dsgd_op** op, dsgd_error** error) {
-  return use_checkpoint(__func__, session, folder, options, op, error, &Session::save_checkpoint);
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(use_checkpoint(call, session, folder, options, op, &Session::save_checkpoint));
+    if (op) session->core->wait_until_copied(*(*op)->operation);
+    return {};
+  });
 }
 
 int32_t dsgd_checkpoint_load(dsgd_session* session, const char* folder, const dsgd_op_options* options,
                              dsgd_op** op, dsgd_error** error) {
-  return use_checkpoint(__func__, session, folder, options, op, error, &Session::load_checkpoint);
+  return guard(__func__, error, [&](const Call& call) {
+    return use_checkpoint(call, session, folder, options, op, &Session::load_checkpoint);
+  });
 }
 
 }  // extern "C"

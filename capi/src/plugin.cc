@@ -38,14 +38,18 @@ constexpr size_t kLongestName = 64;
 constexpr size_t kAlgorithmFirstSize = 40;  // sizeof(dsgd_algorithm) in 1.0
 constexpr size_t kStrategyFirstSize = 40;   // sizeof(dsgd_strategy) in 1.0
 
-// Returns a shared copy of the host's struct. Calls the struct's `release` with the last reference.
+// A copy of the host's struct, whose `user` is released with it once it is `kept`: after the last allocation
+// of a registration that succeeds.
 template <typename Vtable>
-std::shared_ptr<const Vtable> hold(const Vtable& given) {
-  return std::shared_ptr<const Vtable>(new Vtable(given), [](const Vtable* vtable) {
-    if (vtable->release) vtable->release(vtable->user);
-    delete vtable;
-  });
-}
+struct Held : Vtable {
+  explicit Held(const Vtable& given) : Vtable(given) {}
+  ~Held() {
+    if (kept && this->release) this->release(this->user);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  bool kept = false;
+};
 
 Status check_name(const Call& call, const char* name, const std::vector<std::string>& built_in,
                   bool registered) {
@@ -151,7 +155,8 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
     DSGD_RETURN_IF_ERROR(dsgd::capi::check_name(call, name, dsgd::Strategies::built_in_algorithms(),
                                                 registered.count(name) > 0));
     config->values.allow("algorithm", name);
-    registered[name] = [held = dsgd::capi::hold(vtable), who = "algorithm '" + std::string(name) + "'"](
+    const auto held = std::make_shared<dsgd::capi::Held<dsgd_algorithm>>(vtable);
+    registered[name] = [held, who = "algorithm '" + std::string(name) + "'"](
                            int32_t rank, int32_t size, uint64_t count,
                            std::vector<dsgd::Transfer>* transfers) {
       dsgd_schedule schedule(transfers);
@@ -160,6 +165,7 @@ int32_t dsgd_algorithm_register(dsgd_config* config, const char* name, const dsg
       if (!answer.ok() || answer.value() == DSGD_OK) return answer.status();
       return dsgd::capi::refusal(who, answer.value());
     };
+    held->kept = true;
     return {};
   });
 }
@@ -204,7 +210,8 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
     config->values.allow("strategy", name);
     dsgd::RegisteredStrategy made;
     made.update_at_owner = vtable.flags == DSGD_STRATEGY_UPDATE_AT_OWNER;
-    made.owner = [held = dsgd::capi::hold(vtable), who = "strategy '" + std::string(name) + "'"](
+    const auto held = std::make_shared<dsgd::capi::Held<dsgd_strategy>>(vtable);
+    made.owner = [held, who = "strategy '" + std::string(name) + "'"](
                      const std::string& parameter, uint64_t begin, uint64_t count, int32_t size,
                      const std::string& options) -> Result<int32_t> {
       const dsgd_placement placement(parameter, begin, count, size, options);
@@ -213,6 +220,7 @@ int32_t dsgd_strategy_register(dsgd_config* config, const char* name, const dsgd
       return rank;
     };
     registered[name] = std::make_shared<const dsgd::RegisteredStrategy>(std::move(made));
+    held->kept = true;
     return {};
   });
 }

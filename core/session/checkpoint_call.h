@@ -21,8 +21,11 @@ struct CheckpointCall {
   Kind kind = Kind::kSave;
   std::string folder;
   CallOptions options;
+  transport::Time deadline{};
+  std::string limit;           // the setting that the deadline comes from
   std::shared_ptr<Call> call;  // null: it has not begun
   std::function<void(const Status&)> done;
+  Status expired;                    // why it has ended before its turn came
   uint64_t exchanges = 0;            // so far
   transport::CheckpointReport mine;  // what this worker tells the others next
 

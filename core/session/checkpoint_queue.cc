@@ -9,33 +9,45 @@ CheckpointQueue::CheckpointQueue(transport::Loop& loop, std::function<bool()> ma
     : loop_(loop), may_begin_(std::move(may_begin)), poster_(std::make_shared<transport::Poster>(loop)) {}
 
 void CheckpointQueue::add(const SharedCall& call, std::function<void(const SharedCall&)> begin) {
-  waiting_.emplace_back(call, std::move(begin));
+  waiting_.push_back({call, std::move(begin)});
   start_next();
+  if (call->done && !waiting_.empty() && waiting_.back().call == call)
+    waiting_.back().timer = loop_.schedule(call->deadline, [this, call] { expire(call); });
+}
+
+void CheckpointQueue::expire(const SharedCall& call) {
+  call->expired =
+      Status(Code::kTimeout, std::string(kind_name(call->kind)) + " has not begun within " + call->limit +
+                                 ": an earlier save or load has not ended, or the workers of the job "
+                                 "are changing");
+  end(call, call->expired);
 }
 
 void CheckpointQueue::start_next() {
   if (present_ || !may_begin_() || waiting_.empty()) return;
-  const auto [call, begin] = std::move(waiting_.front());
+  const auto [call, begin, timer] = std::move(waiting_.front());
   waiting_.pop_front();
+  loop_.cancel(timer);
   present_ = call;
   begin(call);
 }
 
 void CheckpointQueue::end(const SharedCall& call, const Status& status) {
-  if (!call->done) return;  // a change of the view has ended it
-  if (call == present_) present_.reset();
+  const bool was_present = call == present_;
+  if (was_present) present_.reset();
   if (const auto taken = std::exchange(call->taken, nullptr)) taken();
-  std::exchange(call->done, nullptr)(status);
-  start_next();
+  if (const auto done = std::exchange(call->done, nullptr)) done(status);  // null: it has ended before
+  if (was_present) start_next();
 }
 
 void CheckpointQueue::fail(const Status& why) {
   const auto waiting = std::exchange(waiting_, {});
+  for (const Waiting& one : waiting) loop_.cancel(one.timer);
   if (present_) {
     loop_.cancel(file_timer_);
     end(SharedCall(present_), why);
   }
-  for (const auto& [call, begin] : waiting) end(call, why);
+  for (const Waiting& one : waiting) end(one.call, why);
 }
 
 void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> work, Done then) {

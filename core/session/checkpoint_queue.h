@@ -24,9 +24,10 @@ class CheckpointQueue {
   CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin);
   void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
   const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none
-  bool idle() const { return !present_ && waiting_.empty(); }                // no call has begun
+  bool idle() const { return !present_ && waiting_.empty(); }  // no call has begun, and none waits
 
-  // Calls `begin` when it is this call's turn. end() follows.
+  // Calls `begin` when it is this call's turn. end() follows. If its deadline comes first, the call ends, but
+  // keeps its turn: the other workers make the same call, and have to be told.
   void add(const SharedCall& call, std::function<void(const SharedCall&)> begin);
   void start_next();
   // Ends the call with this status, unless it has ended, and begins the next one.
@@ -40,11 +41,18 @@ class CheckpointQueue {
   void close() { poster_->close(); }
 
  private:
+  struct Waiting {
+    SharedCall call;
+    std::function<void(const SharedCall&)> begin;
+    transport::TimerId timer = 0;
+  };
+  void expire(const SharedCall& call);
+
   transport::Loop& loop_;
   const std::function<bool()> may_begin_;
   const std::shared_ptr<transport::Poster> poster_;  // for the files' thread
   std::shared_ptr<transport::Files> files_;
-  std::deque<std::pair<SharedCall, std::function<void(const SharedCall&)>>> waiting_;
+  std::deque<Waiting> waiting_;
   SharedCall present_;
   transport::TimerId file_timer_ = 0;
 };

@@ -77,7 +77,7 @@ class Engine final : public SessionEvents {
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
   // the session goes on.
-  void refuse(const std::string& name, const Status& why);
+  void refuse(const std::string& name, const Status& why, uint32_t channel = 0);
 
   int32_t rank() const { return mesh_ ? mesh_->peers.rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->peers.size() : 1; }

@@ -28,11 +28,16 @@ using transport::CheckpointReport;
 // ---- both saving and loading
 
 Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  if (!checkpoint->expired.ok()) {
+    refuse(kind_name(checkpoint->kind), checkpoint->expired, kCheckpointChannel);
+    return checkpoint->expired;
+  }
   if (Status status = admit_call(); !status.ok()) return status;
   if (!checkpoints_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   checkpoint->options.channel = kCheckpointChannel;
   checkpoint->call = calls_.begin(&checkpoint->done, checkpoint->options);
+  checkpoint->call->deadline = checkpoint->deadline;
   return {};
 }
 
@@ -89,6 +94,8 @@ void Engine::save_checkpoint(const std::string& folder, std::function<void()> ta
   checkpoint->kind = Kind::kSave;
   checkpoint->folder = folder;
   checkpoint->options = options;
+  checkpoint->deadline = calls_.deadline(options);
+  checkpoint->limit = calls_.deadline_setting(options);
   checkpoint->taken = std::move(taken);
   checkpoint->done = std::move(done);
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);

@@ -70,6 +70,8 @@ void Engine::load_checkpoint(const std::string& folder, Done done, const CallOpt
   checkpoint->kind = Kind::kLoad;
   checkpoint->folder = folder;
   checkpoint->options = options;
+  checkpoint->deadline = calls_.deadline(options);
+  checkpoint->limit = calls_.deadline_setting(options);
   checkpoint->done = begin_change(std::move(done));
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
   checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });

@@ -31,10 +31,12 @@ std::string Engine::signature(const std::string& strategy, bool with_rate) const
   return text;
 }
 
-void Engine::refuse(const std::string& name, const Status& why) {
+void Engine::refuse(const std::string& name, const Status& why, uint32_t channel) {
   if (!mesh_ || !torn_.ok() || !failure_.ok()) return;
   Done end = [](const Status&) {};
-  const std::shared_ptr<Call> call = calls_.begin(&end);
+  CallOptions options;
+  options.channel = channel;
+  const std::shared_ptr<Call> call = calls_.begin(&end, options);
   const Status told = Status(Code::kMismatch, name + ": " + mesh_->members().name(rank()) +
                                                   " rejected this call: " + why.message() +
                                                   "; correct it there and repeat the call on all workers")

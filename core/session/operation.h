@@ -60,8 +60,12 @@ class Operation {
     if (!status_.ok() && status_.operation().empty() && !name_.empty()) {  // the session's failure names none
       status_ = std::move(status_).with_operation(name_);
     }
+    set_model_copied();
     done_.store(true, std::memory_order_release);
   }
+  // Of a save of a checkpoint: the model has been copied, so it may change, or the operation has ended.
+  const std::atomic<bool>& model_copied() const { return model_copied_; }
+  void set_model_copied() { model_copied_.store(true, std::memory_order_release); }
   uint64_t nbytes() const { return nbytes_; }  // of the host's buffers
   void set_nbytes(uint64_t nbytes) { nbytes_ = nbytes; }
   // Says what the operation waits for, on the engine's loop; OK if there is nothing to report. Null before
@@ -86,7 +90,7 @@ class Operation {
   SharedObject object_;  // null: the operation is not dsgd_object_get
   uint64_t nbytes_ = 0, ticket_ = 0;
   std::function<Status()> waiting_;
-  std::atomic<bool> done_{false};
+  std::atomic<bool> model_copied_{false}, done_{false};
 };
 
 }  // namespace dsgd

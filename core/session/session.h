@@ -91,11 +91,13 @@ class Session {
   Result<std::shared_ptr<Operation>> start(Mode mode, const CallOptions& options = {});
   Status start();
 
-  // `path`: a folder; empty: that of the configuration. Blocks until the model may change again.
+  // `path`: a folder; empty: that of the configuration. The model must not change until wait_until_copied()
+  // has returned.
   Result<std::shared_ptr<Operation>> save_checkpoint(const std::string& path, Mode mode,
                                                      const CallOptions& options = {});
   Result<std::shared_ptr<Operation>> load_checkpoint(const std::string& path, Mode mode,
                                                      const CallOptions& options = {});
+  void wait_until_copied(const Operation& save);  // blocks
   // A data shard of this worker, whose position is part of checkpoints as long as the host keeps it.
   std::shared_ptr<SharedShard> add_shard(uint64_t samples, uint64_t seed, bool shuffle);
   // Blocks while the workers of a new view deal out the samples. kClosed, kForked: none are dealt any more.

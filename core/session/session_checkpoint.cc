@@ -1,5 +1,6 @@
 // Checkpoints and the data shards that they remember.
 
+#include "core/mesh/channels.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -35,14 +36,19 @@ Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& p
   if (!call.status().ok()) return call.status();
   const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_save", path);
   if (!folder.ok()) return folder.status();
-  // An earlier save may still be under way, so the model is copied later. It must not change before.
-  const auto taken = std::make_shared<std::atomic<bool>>(false);
-  const auto operation = impl_->launch(
-      "dsgd_checkpoint_save", 0, mode, options, [this, options, taken, folder = folder.value()](auto done) {
-        impl_->engine().save_checkpoint(folder, [taken] { *taken = true; }, done, options);
-      });
-  if (mode == Mode::kQueue) impl_->loop().wait(*taken, impl_->loop().now() + 2 * impl_->timeout_of(options));
+  const auto operation = impl_->new_operation("dsgd_checkpoint_save", options);
+  impl_->launch_call(operation, mode, kCheckpointChannel,
+                     [this, operation, options, folder = folder.value()](auto done) {
+                       impl_->engine().save_checkpoint(
+                           folder, [operation] { operation->set_model_copied(); }, done, options);
+                     });
   return operation;
+}
+
+// An earlier save may still be under way, so the model is copied later.
+void Session::wait_until_copied(const Operation& save) {
+  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
+  if (call.status().ok()) impl_->loop().wait(save.model_copied(), transport::kNever);
 }
 
 Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& path, Mode mode,

@@ -113,12 +113,16 @@ struct Session::Impl {
                                     Start start) {
     auto operation = new_operation(kind, options);
     operation->set_nbytes(nbytes);
-    const auto call = [this, start, operation, channel = options.channel](auto done) {
+    launch_call(operation, mode, options.channel, start);
+    return operation;
+  }
+  // start(done) makes the next call of the channel.
+  template <typename Start>
+  void launch_call(const std::shared_ptr<Operation>& operation, Mode mode, uint32_t channel, Start start) {
+    launch(operation, mode, [this, start, operation, channel](auto done) {
       operation->set_waiting(waiting_for_next_call(channel));
       start(done);
-    };
-    launch(operation, mode, call);
-    return operation;
+    });
   }
   std::function<Status()> waiting_for_next_call(uint32_t channel = 0) {
     return [this, call = engine().next_call(channel)] { return engine().wait_report(call).text; };
@@ -151,14 +155,22 @@ struct Session::Impl {
   template <typename Start, typename Then>
   Result<std::shared_ptr<Operation>> launch_change(const char* name, Mode mode, const CallOptions& options,
                                                    Start start, Then then) {
+    struct Changing {  // until the change has been launched, which may fail for want of memory
+      Impl* impl;
+      ~Changing() {
+        if (impl) impl->set_changing(nullptr);
+      }
+    } changing_until_launched{this};
     set_changing(name);
-    return launch(name, 0, mode, options, [this, start, then](auto done) {
+    auto operation = launch(name, 0, mode, options, [this, start, then](auto done) {
       start(engine(), [this, then, done](const Status& status) {
         if (status.ok()) then();
         set_changing(nullptr);
         done(status);
       });
     });
+    changing_until_launched.impl = nullptr;
+    return operation;
   }
   void set_changing(const char* what) {
     std::lock_guard lock(step_mutex);

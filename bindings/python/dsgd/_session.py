@@ -121,7 +121,10 @@ class Session(Collectives):
         number: 0 to 3; the session itself uses channel 0. timeout: deadline of each operation in seconds; None:
         `step_timeout`.
         """
-        return Channel(self._handle, operator.index(number), milliseconds(timeout))
+        index = operator.index(number)
+        if not 0 <= index < _raw.DSGD_CHANNELS:
+            raise InvalidArgumentError(f"channel {index} does not exist; channels are 0 to {_raw.DSGD_CHANNELS - 1}")
+        return Channel(self._handle, index, milliseconds(timeout))
 
     def abort(self, reason: Optional[str] = None) -> None:
         """Ends all operations, here and on every other worker, with an Error of Status.ABORTED that names this worker and `reason`. The
@@ -341,7 +344,11 @@ class Session(Collectives):
     def save_checkpoint_begin(self, folder: Union[str, "os.PathLike[str]", None] = None) -> Operation[None]:
         """Begins save_checkpoint: the model may change as soon as this returns, and files are written beside the next
         steps. Wait for, or await, what it returns."""
-        return Operation(self._handle, (), lambda _: None, _raw.dsgd_checkpoint_save, _path(folder), None)
+        # The call may wait for an earlier save.
+        def begin(session: Any, *arguments: Any) -> Any:
+            return interruptible(lambda: _raw.dsgd_checkpoint_save(session, *arguments), abandoned=_raw.dsgd_op_free)
+
+        return Operation(self._handle, (), lambda _: None, begin, _path(folder), None)
 
     def load_checkpoint(self, folder: Union[str, "os.PathLike[str]", None] = None) -> None:
         """Loads the newest checkpoint of `folder`, or the checkpoint `folder`/step-NNNNNNNNNN that is given itself, after

@@ -27,6 +27,7 @@
 %thread dsgd_op_wait;
 %thread dsgd_log_poll;
 %thread dsgd_object_put;
+%thread dsgd_checkpoint_save;
 %thread dsgd_shard_epoch;
 %thread dsgd_shard_next;
 %thread dsgd_shard_seek;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "job.h"
@@ -507,6 +509,75 @@ TEST(Checkpoint, RepairsATornSession) {
     load(trainer, folder.path());
     for (int step = 0; step < kAfter; ++step) trainer.step();
     EXPECT_EQ(trainer.digest(), digest);
+  });
+}
+
+// Worker 1 is late with the save that the first one of worker 0 is.
+TEST(Checkpoint, ASaveThatWaitsForAnEarlierOneEndsAtItsDeadline) {
+  const Folder folder;
+  train({2}, [&](Trainer& trainer, int rank) {
+    const dsgd_op_options short_time = with_timeout(300);
+    dsgd_op *first = nullptr, *second = nullptr;
+    Error error;
+    if (rank == 0) {
+      DSGD_OK_OR_FAIL(
+          dsgd_checkpoint_save(trainer.session, folder.path("a").c_str(), nullptr, &first, error_));
+      DSGD_OK_OR_FAIL(
+          dsgd_checkpoint_save(trainer.session, folder.path("b").c_str(), &short_time, &second, error_));
+      int32_t ended = 1;
+      EXPECT_EQ(dsgd_op_test(first, &ended, nullptr), DSGD_OK);
+      EXPECT_EQ(ended, 0);
+      EXPECT_EQ(dsgd_op_wait(second, 0, error), DSGD_ERR_TIMEOUT);
+      EXPECT_NE(error.message().find("dsgd_checkpoint_save has not begun within timeout = 300 ms"),
+                std::string::npos)
+          << error.message();
+      DSGD_OK_OR_FAIL(dsgd_barrier(trainer.session, nullptr, nullptr, nullptr, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(first, -1, error_));
+      dsgd_op_free(first);
+      dsgd_op_free(second);
+    } else {
+      DSGD_OK_OR_FAIL(dsgd_barrier(trainer.session, nullptr, nullptr, nullptr, error_));
+      save(trainer, folder.path("a"));
+      EXPECT_EQ(dsgd_checkpoint_save(trainer.session, folder.path("b").c_str(), nullptr, nullptr, error),
+                DSGD_ERR_MISMATCH);
+      EXPECT_NE(error.message().find("has not begun within"), std::string::npos) << error.message();
+    }
+    trainer.step();
+    save(trainer, folder.path("c"));
+  });
+}
+
+// The second save of worker 0 ends only after worker 1 has joined its barrier.
+TEST(Checkpoint, ASaveThatWaitsDoesNotKeepOtherThreadsFromBeginningOperations) {
+  const Folder folder;
+  train({2}, [&](Trainer& trainer, int rank) {
+    const auto meet = [&] {
+      dsgd_op_options options = with_timeout(-1);
+      options.channel = 1;
+      dsgd_op* op = nullptr;
+      DSGD_OK_OR_FAIL(dsgd_barrier(trainer.session, nullptr, &options, &op, error_));
+      DSGD_OK_OR_FAIL(dsgd_op_wait(op, -1, error_));
+      dsgd_op_free(op);
+    };
+    const auto save_twice = [&] {
+      for (const char* name : {"a", "b"}) {
+        dsgd_op* op = nullptr;
+        DSGD_OK_OR_FAIL(
+            dsgd_checkpoint_save(trainer.session, folder.path(name).c_str(), nullptr, &op, error_));
+        dsgd_op_free(op);
+      }
+    };
+    if (rank == 0) {
+      std::thread saving(save_twice);
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(100));  // most often within the second save by then
+      meet();
+      saving.join();
+    } else {
+      meet();
+      save_twice();
+    }
+    trainer.step();
   });
 }
 

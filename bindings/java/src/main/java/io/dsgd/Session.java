@@ -345,7 +345,7 @@ public final class Session extends Collectives implements AutoCloseable {
    * @param folder on a file system that all workers share; null: the configured checkpoint_dir
    */
   public void saveCheckpoint(String folder) throws InterruptedException {
-    runInTurn((s, op) -> Raw.dsgd_checkpoint_save(s, folder, DEFAULTS, op));
+    saveCheckpointAsync(folder).join();
   }
 
   /**
@@ -355,8 +355,13 @@ public final class Session extends Collectives implements AutoCloseable {
   public Operation<Void> saveCheckpointAsync(String folder) throws InterruptedException {
     turn.lockInterruptibly();
     try {
-      return inFlight.begin(
-          this, (s, op) -> Raw.dsgd_checkpoint_save(s, folder, DEFAULTS, op), op -> null);
+      // The call may wait for an earlier save.
+      return Natives.interruptibly(
+          "saveCheckpoint",
+          () ->
+              inFlight.begin(
+                  this, (s, op) -> Raw.dsgd_checkpoint_save(s, folder, DEFAULTS, op), op -> null),
+          begun -> {});
     } finally {
       turn.unlock();
     }
