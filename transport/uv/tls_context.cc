@@ -13,6 +13,8 @@ namespace {
 
 // Bytes that one read of a socket may bring. Large enough for several records.
 constexpr size_t kReadBytes = 128 << 10;
+// Files that do not fit together may be those of a replacement that has not ended, so the warning waits.
+constexpr std::chrono::seconds kReplacing(1);
 // The fast ones first: where both sides have the same list, the first is taken.
 constexpr const char* kCiphers = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
@@ -40,15 +42,16 @@ Result<std::shared_ptr<Tls>> TlsContext::open(Side side) {
   Result<std::shared_ptr<Tls>> tls = Status();
   {
     std::lock_guard lock(mutex_);
-    if (const Versions now = versions(); now != versions_) {
-      versions_ = now;
+    const auto now = std::chrono::steady_clock::now();
+    if (const Versions found = versions(); found != versions_) {
+      versions_ = found;
+      found_at_ = now;
       auto context = read();
-      if (context.ok()) {
-        library_.SSL_CTX_free(std::exchange(context_, context.value()));
-      } else {
-        warning = context.status().message() + "; the certificate before it stays in use";
-      }
+      unusable_ = context.status();
+      if (context.ok()) library_.SSL_CTX_free(std::exchange(context_, context.value()));
     }
+    if (!unusable_.ok() && now - found_at_ >= kReplacing)
+      warning = std::exchange(unusable_, Status()).message() + "; the certificate before it stays in use";
     tls = Tls::make(library_, context_, side);
   }
   if (!warning.empty() && warn_) warn_(warning);

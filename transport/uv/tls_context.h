@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -51,7 +52,9 @@ class TlsContext {
   const Warn warn_;
   std::mutex mutex_;  // guards what follows
   SSL_CTX* context_ = nullptr;
-  Versions versions_{};  // that were last read, with or without success
+  Versions versions_{};                               // that were last read, with or without success
+  std::chrono::steady_clock::time_point found_at_{};  // versions_
+  Status unusable_;  // why those files are not used; OK: they are, or the warning was given
 };
 
 }  // namespace dsgd::transport::uv
