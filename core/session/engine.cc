@@ -33,7 +33,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
       events_(loop, log_),
       checkpoints_(loop, [this] { return !recovering_; }),
-      giver_(model, step_.optimizer_state()),
+      giver_(model, step_),
       last_step_(loop, options_.step.lease, log_,
                  [this](transport::Time reported) { return verdict_due_(reported); }),
       last_values_(model) {

@@ -82,7 +82,7 @@ void Engine::exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
 std::vector<size_t> Engine::states_by_parameter() {
   std::vector<size_t> states;
   for (const auto& parameter : model_.parameters)
-    states.push_back(parameter->trained ? step_.optimizer_state().states_of(*parameter) : 0);
+    states.push_back(parameter->trained ? model_.states_of(*parameter) : 0);
   return states;
 }
 
@@ -194,7 +194,7 @@ Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
     const size_t begin = part.begin * dtype_size(dtype_of(part)), nbytes = tensors[i].end - tensors[i].begin;
     std::byte* const to = static_cast<std::byte*>(checkpoint->data.get()) + tensors[i].begin;
     const bool state_on_host = at_owner || context->is_host();
-    const auto& state = state_on_host ? step_.optimizer_state().host_state() : context->state;
+    const auto& state = state_on_host ? step_.optimizer_state().on_host() : context->state;
     const std::byte* const from =
         (part.state < 0
              ? model_.bindings[0][part.parameter].value

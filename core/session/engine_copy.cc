@@ -118,13 +118,13 @@ void Engine::give_state(const std::shared_ptr<Copying>& copying) {
   copy->values = std::move(values).value();
   copy->updates = model_.updates;
   const transport::Time deadline = copying->call->deadline;
-  step_.optimizer_state().copy_state(
+  step_.optimizer_state().copy(
       false, deadline, in_view([this, deadline, copying, copy](const Status& fetched) {
         if (!fetched.ok()) return fail(fetched, true);
         if (step_.updates_at_owner()) {
           copy->state.resize(model_.parameters.size());  // owners get theirs by place_state()
         } else {
-          copy->state = step_.optimizer_state().host_state();
+          copy->state = step_.optimizer_state().on_host();
         }
         step_.when_reached(deadline, in_view([this, copying, copy](const Status& reached) {
                              if (!reached.ok()) return fail(reached, true);
@@ -168,7 +168,7 @@ void Engine::receive_state(const std::shared_ptr<Copying>& copying, const std::v
     Status status = value.status();
     if (value.ok()) copy->values[p] = std::move(value).value();
     const bool has_state = parameter.trained && !step_.updates_at_owner();
-    const size_t states = has_state ? step_.optimizer_state().states_of(parameter) : 0;
+    const size_t states = has_state ? model_.states_of(parameter) : 0;
     for (size_t s = 0; s < states && status.ok(); ++s) {
       auto tensor = device.allocate_staging(parameter.state_nbytes());
       status = tensor.status();
@@ -204,7 +204,7 @@ void Engine::broadcast_state(const std::shared_ptr<Copying>& copying, std::share
       tensors.push_back({copy->values[p].get(), parameter.nbytes(), parameter.dtype,
                          parameter.trained ? copying->whole : copying->learning});
     const size_t states = parameter.trained && copying->whole->size() > 1 && !step_.updates_at_owner()
-                              ? step_.optimizer_state().states_of(parameter)
+                              ? model_.states_of(parameter)
                               : 0;
     for (size_t s = 0; s < states; ++s) {
       const bool here = s < copy->state[p].size();
@@ -232,8 +232,8 @@ void Engine::apply_copy(const std::shared_ptr<Copying>& copying, std::shared_ptr
                         const ViewReport& report) {
   applying_ = true;
   giver_.drop_all(Status(Code::kState, "this worker has copied a step"));
-  if (step_.updates_at_owner() && !learner_) step_.optimizer_state().advance_state(copy->updates);
-  OptimizerState& state = step_.optimizer_state().host_state();
+  if (step_.updates_at_owner() && !learner_) step_.optimizer_state().advance(copy->updates);
+  OptimizerState& state = step_.optimizer_state().on_host();
   state.resize(model_.parameters.size());
   for (size_t p = 0; p < state.size(); ++p) {
     for (size_t s = 0; s < copy->state[p].size(); ++s) {
@@ -259,7 +259,7 @@ void Engine::apply_copy(const std::shared_ptr<Copying>& copying, std::shared_ptr
     if (entered == view()) copying->then();
   };
   const transport::Time deadline = copying->call->deadline;
-  step_.optimizer_state().copy_state(true, deadline, [this, deadline, copy, applied](const Status& copied) {
+  step_.optimizer_state().copy(true, deadline, [this, deadline, copy, applied](const Status& copied) {
     const Status spread = copied.ok() ? spread_values(copy->values) : copied;
     spread.ok() ? step_.when_reached(deadline, applied) : applied(spread);
   });

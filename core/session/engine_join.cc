@@ -177,7 +177,7 @@ void Engine::on_state(size_t index, uint64_t asked_in, uint64_t ask, const Resul
   }
   const auto* parts = std::get_if<StateParts>(&answer.value());
   Status taken = parts ? Status() : Status(Code::kInternal, "another answer");
-  OptimizerState& state = step_.optimizer_state().host_state();
+  OptimizerState& state = step_.optimizer_state().on_host();
   for (size_t p = 0; parts && p < parts->parts.size() && taken.ok(); ++p)
     taken = take_part(parts->parts[p], model_, step_.contexts().front(), state, !step_.updates_at_owner());
   if (!taken.ok()) return fail(invalid_data("dsgd_start", source.rank, taken.message()), true);

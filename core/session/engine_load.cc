@@ -225,14 +225,13 @@ void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint)
   };
   const transport::Time deadline = checkpoint->call->deadline;
   if (Status status = spread_values(checkpoint->values); !status.ok()) return ended(status);
-  OptimizerState& state = step_.optimizer_state().host_state();
+  OptimizerState& state = step_.optimizer_state().on_host();
   state.resize(model_.parameters.size());
   for (size_t p = 0; p < state.size(); ++p) state[p] = checkpoint->states[p];
-  step_.optimizer_state().copy_state(true, deadline,
-                                     [this, checkpoint, deadline, ended](const Status& copied) {
-                                       if (!copied.ok()) return ended(copied);
-                                       step_.when_reached(deadline, ended);
-                                     });
+  step_.optimizer_state().copy(true, deadline, [this, checkpoint, deadline, ended](const Status& copied) {
+    if (!copied.ok()) return ended(copied);
+    step_.when_reached(deadline, ended);
+  });
 }
 
 // Restores each saved shard into the first live one, in the order of creation, that reads the same data.

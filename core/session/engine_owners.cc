@@ -9,7 +9,7 @@
 // So a range that r workers had before a change of the view is lost only if all r are lost until the change
 // has ended. A loss in between begins all this again, with the ranges that each worker has by then. All
 // ranges have the state of the same step: workers that were one step behind have advanced before
-// (Commit::advance_state).
+// (OptimizerStateStore::advance).
 
 #include <algorithm>
 #include <utility>
@@ -55,14 +55,14 @@ void Engine::place_state(const std::shared_ptr<Call>& call, const std::vector<He
   if (!planned.ok()) return fail(planned.status(), true);
   const auto plan = std::make_shared<const Plan>(std::move(planned).value());
   const std::vector<const Piece*> ranges = key_ranges(*plan);
-  const OptimizerState& state = step_.optimizer_state().host_state();
+  const OptimizerState& state = step_.optimizer_state().on_host();
   std::vector<RangeTransfer> transfers;
   size_t lost = 0;
   const Parameter* first_lost = nullptr;
   for (size_t i = 0; i < ranges.size(); ++i) {
     const Piece& range = *ranges[i];
     const Parameter& parameter = *model_.parameters[range.parameter];
-    const size_t states = step_.optimizer_state().states_of(parameter);
+    const size_t states = model_.states_of(parameter);
     if (states == 0) continue;
     std::vector<int32_t> keepers = {range.owner};
     keepers.insert(keepers.end(), range.copies.begin(), range.copies.end());

@@ -415,11 +415,11 @@ void Engine::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> 
     replaced(status);
     enter_view();  // one that has come meanwhile
   };
-  step_.optimizer_state().copy_state(false, deadline, [this, deadline, plan, done](const Status& fetched) {
+  step_.optimizer_state().copy(false, deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);
     if (Status applied = apply_plan(*plan); !applied.ok()) return done(applied);
     note_held();
-    step_.optimizer_state().copy_state(true, deadline, [this, plan, done](const Status& spread) {
+    step_.optimizer_state().copy(true, deadline, [this, plan, done](const Status& spread) {
       if (spread.ok())
         log_->info("strategy is " + plan->strategy.describe() + " from step " + std::to_string(next_step_) +
                    " on");
@@ -438,7 +438,7 @@ void Engine::move_state(const std::shared_ptr<Call>& call, Done done) {
   for (size_t bucket = 0; bucket < plan->buckets.size(); ++bucket) {
     size_t tensors = 0;
     for (const Piece& piece : plan->buckets[bucket].pieces) {
-      tensors = std::max(tensors, step_.optimizer_state().states_of(*model_.parameters[piece.parameter]));
+      tensors = std::max(tensors, model_.states_of(*model_.parameters[piece.parameter]));
     }
     for (size_t tensor = 0; tensor < tensors; ++tensor) gathered.emplace_back(bucket, tensor);
   }
@@ -454,7 +454,7 @@ void Engine::gather_state(const std::shared_ptr<Call>& call, std::shared_ptr<con
   const size_t element = dtype_size(bucket.dtype);
   auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
   auto place = [this, element, tensor](const Piece& piece) -> std::byte* {
-    const auto& state = step_.optimizer_state().host_state()[piece.parameter];
+    const auto& state = step_.optimizer_state().on_host()[piece.parameter];
     return tensor < state.size() ? static_cast<std::byte*>(state[tensor].get()) + piece.begin * element
                                  : nullptr;
   };

@@ -13,7 +13,7 @@ using transport::StateParts;
 template <typename Matches>
 void StateGiver::erase(Matches matches) {
   std::erase_if(given_, matches);
-  if (given_.empty()) state_.on_update(nullptr);
+  if (given_.empty()) step_.on_update(nullptr);
 }
 
 void StateGiver::give(const std::string& worker_id, const FetchState& question, bool with_state,
@@ -46,7 +46,7 @@ Status StateGiver::begin(const Key& key, const FetchState& question, bool with_s
   if (given_.size() >= kMost)
     return Status(Code::kLimit, "too many parts of the state are asked for at once");
   given_[key] = std::make_unique<Given>(model_, question.begin, question.end, with_state);
-  state_.on_update([this](const StateParts::Part& update, const std::byte* sums) {
+  step_.on_update([this](const StateParts::Part& update, const std::byte* sums) {
     for (const auto& [of, given] : given_) given->stream.note(update, sums);
   });
   return {};
@@ -54,7 +54,7 @@ Status StateGiver::begin(const Key& key, const FetchState& question, bool with_s
 
 void StateGiver::answer(Given* given, bool last, const transport::Responder& respond) {
   StateParts answer;
-  answer.parts = given->stream.take(state_.host_state());
+  answer.parts = given->stream.take(step_.optimizer_state().on_host());
   answer.whole = given->stream.whole();
   if (last && answer.whole) answer.digest = digest_values(model_, given->stream.begin(), given->stream.end());
   given->told_whole = given->told_whole || answer.whole;
@@ -94,7 +94,7 @@ void StateGiver::drop_all(const Status& why) {
   for (const auto& [key, given] : std::exchange(given_, {})) {
     if (given->waiting) given->waiting(why);
   }
-  state_.on_update(nullptr);
+  step_.on_update(nullptr);
 }
 
 }  // namespace dsgd

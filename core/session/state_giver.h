@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "core/model/model.h"
-#include "core/step/commit.h"
 #include "core/step/state_stream.h"
+#include "core/step/step.h"
 #include "transport/messages.h"
 #include "transport/network.h"
 
@@ -22,7 +22,7 @@ class StateGiver {
  public:
   using MemberList = std::vector<transport::MemberInfo>;
 
-  StateGiver(const Model& model, Commit& state) : model_(model), state_(state) {}
+  StateGiver(const Model& model, Step& step) : model_(model), step_(step) {}
   // Answers with the next parts of the stream that begins at the question's first element. The first question
   // begins the stream. Once the learner knows that it was whole, a question that finds nothing new is
   // answered after a step, unless it is the last one. `with_state`: as in StateStream.
@@ -54,7 +54,7 @@ class StateGiver {
   void answer(Given* given, bool last, const transport::Responder& respond);
 
   const Model& model_;
-  Commit& state_;
+  Step& step_;
   std::map<Key, std::unique_ptr<Given>> given_;  // those to one worker do not overlap
 };
 

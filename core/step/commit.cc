@@ -39,76 +39,6 @@ void write_element(DType dtype, std::byte* data, size_t position, double value) 
 
 }  // namespace
 
-Status Commit::make_state() {
-  const auto fill = [&](OptimizerState& state, const auto& allocate) -> Status {
-    state.resize(state_.model.parameters.size());
-    for (size_t p = 0; p < state.size(); ++p) {
-      const Parameter& parameter = *state_.model.parameters[p];
-      while (parameter.trained && state[p].size() < states_of(parameter)) {
-        Memory tensor;
-        DSGD_RETURN_IF_ERROR(allocate(parameter.state_nbytes()).into(&tensor));
-        state[p].push_back(std::move(tensor));
-      }
-    }
-    return {};
-  };
-  const auto untouched = [this](size_t nbytes) { return untouched_state(nbytes); };
-  const bool at_owner = state_.path.updates_at_owner;
-  state_.model.updates.resize(state_.model.parameters.size(), 0);
-  if (at_owner || state_.path.host_has_replicas) DSGD_RETURN_IF_ERROR(fill(host_state_, untouched));
-  if (at_owner) {
-    DSGD_RETURN_IF_ERROR(fill(next_state_, untouched));
-  } else {
-    next_state_.clear();
-  }
-  for (DeviceContext& context : state_.contexts) {
-    if (context.is_host()) continue;
-    if (at_owner) {
-      context.state.clear();
-    } else {
-      DSGD_RETURN_IF_ERROR(
-          fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); }));
-    }
-  }
-  state_bytes_ = at_owner ? owned_state_bytes() : replicated_state_bytes();
-  return {};
-}
-
-// Of this worker's devices, where each worker has all state.
-size_t Commit::replicated_state_bytes() const {
-  size_t total = 0;
-  const auto add = [&](const OptimizerState& state) {
-    for (size_t p = 0; p < state.size(); ++p)
-      total += state[p].size() * state_.model.parameters[p]->state_nbytes();
-  };
-  if (state_.path.host_has_replicas) add(host_state_);
-  for (const DeviceContext& context : state_.contexts) {
-    if (!context.is_host()) add(context.state);
-  }
-  return total;
-}
-
-Result<Memory> Commit::untouched_state(size_t nbytes) const {
-  Memory memory = untouched_memory(nbytes);
-  if (memory) return memory;
-  return Status(Code::kNoMemory,
-                "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
-}
-
-// Of the ranges that this worker keeps, twice: the state, and that of the next step. Of the rest no page is
-// touched.
-size_t Commit::owned_state_bytes() const {
-  size_t total = 0;
-  for (const Bucket& bucket : state_.plan) {
-    for (const Piece& piece : bucket.pieces) {
-      const Parameter& parameter = *state_.model.parameters[piece.parameter];
-      if (piece.is_kept_by(state_.rank()))
-        total += 2 * piece.count * states_of(parameter) * dtype_size(wide(parameter.dtype));
-    }
-  }
-  return total;
-}
-
 void Commit::begin_step() {
   clip_divisor_ = 1;
   squares_ = 0;
@@ -240,10 +170,10 @@ void Commit::update_range(size_t index, const Piece& piece, size_t begin, size_t
   const void* value = owned_values(index, piece, begin, count, widened.data());
   std::vector<const void*> state_in;
   std::vector<void*> state_out;
-  for (size_t s = 0; s < host_state_[piece.parameter].size(); ++s) {
-    state_in.push_back(bytes(host_state_[piece.parameter][s]) + byte_offset);
-    state_out.push_back(bytes(next_state_[piece.parameter][s]) + byte_offset);
-  }
+  for (const Memory& tensor : optimizer_state_.on_host()[piece.parameter])
+    state_in.push_back(bytes(tensor) + byte_offset);
+  for (const Memory& tensor : optimizer_state_.next()[piece.parameter])
+    state_out.push_back(bytes(tensor) + byte_offset);
   if (!is_half(dtype)) return apply(rule, wide_dtype, count, mean, value, out, state_in, state_out);
   float* const master = static_cast<float*>(state_out.back());
   std::memcpy(master, state_in.back(), count * element);
@@ -342,7 +272,7 @@ Status Commit::add_norm_parts(const std::vector<std::vector<std::byte>>& parts) 
 }
 
 // The same on all workers, since all have the same sums, or the same sum of what owners have measured.
-bool Commit::take_norm() {
+bool Commit::apply_norm() {
   double& norm = state_.result.gradient_norm;
   if (state_.model.loss_scale.on()) {
     // float32 sums divided by a weight below 1 may overflow, so a norm beyond float32's range counts as
@@ -412,7 +342,7 @@ void Commit::list_updates(size_t index, DeviceContext& context, const void* sums
     if (action == Action::kUpdate) {
       update.rule = state_.model.optimizer->rule(state_.model.updates[piece.parameter],
                                                  state_.model.settings[piece.parameter]);
-      const auto& state = state_of(context)[piece.parameter];
+      const auto& state = optimizer_state_.of(context)[piece.parameter];
       for (size_t s = 0; s < state.size(); ++s) {
         void* elements = bytes(state[s]) + piece.begin * element;
         if (s < update.rule.state_count) {
@@ -447,73 +377,9 @@ std::vector<char> Commit::finish() {
   for (size_t p = 0; p < has_mean.size(); ++p) {
     if (!has_mean[p]) continue;
     ++state_.model.updates[p];
-    if (state_.path.updates_at_owner) std::swap(host_state_[p], next_state_[p]);
+    if (state_.path.updates_at_owner) optimizer_state_.take_next(p);
   }
   return has_mean;
-}
-
-// ---- owners' state in a new view
-
-void Commit::advance_state(const std::vector<uint64_t>& updates) {
-  for (size_t p = 0; p < updates.size(); ++p) {
-    if (updates[p] != state_.model.updates[p]) std::swap(host_state_[p], next_state_[p]);
-  }
-}
-
-Status Commit::keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges) {
-  for (size_t p = 0; p < ranges.size(); ++p) {
-    const Parameter& parameter = *state_.model.parameters[p];
-    const size_t element = dtype_size(wide(parameter.dtype));
-    for (Memory& tensor : host_state_[p]) {
-      auto made = untouched_state(parameter.state_nbytes());
-      if (!made.ok()) return made.status();
-      for (const auto& [begin, end] : ranges[p])
-        std::memcpy(bytes(made.value()) + begin * element, bytes(tensor) + begin * element,
-                    (end - begin) * element);
-      tensor = std::move(made).value();
-    }
-    for (Memory& tensor : next_state_[p])
-      DSGD_RETURN_IF_ERROR(untouched_state(parameter.state_nbytes()).into(&tensor));
-  }
-  return {};
-}
-
-// ---- optimizer state, between devices and host
-
-void Commit::copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done) {
-  const bool only_host = state_.contexts.back().is_host();
-  if (only_host || state_.path.updates_at_owner || (!to_devices && state_.path.host_has_replicas))
-    return done({});
-  if (host_state_.empty()) host_state_.resize(state_.model.parameters.size());
-  // Through memory that devices can copy from and to. host_state_ is this memory until the devices
-  // have the state.
-  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
-    const Parameter& parameter = *state_.model.parameters[p];
-    const size_t nbytes = parameter.state_nbytes(), tensors = state_.contexts.back().state[p].size();
-    for (size_t s = 0; s < tensors; ++s) {
-      auto staging = state_.contexts.back().device->allocate_staging(nbytes);
-      if (!staging.ok()) return done(staging.status());
-      if (to_devices) {
-        if (nbytes > 0) std::memcpy(staging.value().get(), host_state_[p][s].get(), nbytes);
-      } else {
-        host_state_[p].resize(tensors);
-      }
-      host_state_[p][s] = std::move(staging).value();
-      for (DeviceContext& context : state_.contexts) {
-        if (context.is_host()) continue;
-        void* there = context.state[p][s].get();
-        void* here = host_state_[p][s].get();
-        Status status =
-            to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
-        if (!status.ok()) return done(status);
-        if (!to_devices) break;  // all devices have the same
-      }
-    }
-  }
-  devices_.when_reached(deadline, [this, to_devices, done](const Status& status) {
-    if (to_devices && !state_.path.host_has_replicas) host_state_.clear();
-    done(status);
-  });
 }
 
 }  // namespace dsgd

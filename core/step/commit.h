@@ -6,22 +6,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "core/reduce/reproducible.h"
 #include "core/step/device_path.h"
+#include "core/step/optimizer_state.h"
 #include "transport/messages.h"
 
 namespace dsgd {
 
 class Commit {
  public:
-  Commit(StepState& state, DevicePath& devices) : state_(state), devices_(devices) {}
-  // Makes the optimizer's state, where it is missing: zeroed, on this worker's devices, or on the host for
-  // owners.
-  Status make_state();
-  size_t state_bytes() const { return state_bytes_; }
+  Commit(StepState& state, DevicePath& devices, OptimizerStateStore& optimizer_state)
+      : state_(state), devices_(devices), optimizer_state_(optimizer_state) {}
   void begin_step();
   // Turns the sums of [begin, end) of a bucket into results, at their owner. Called in order, when the sums
   // are complete.
@@ -39,7 +36,7 @@ class Commit {
   Status add_norm_parts(const std::vector<std::vector<std::byte>>& parts);
   // Applies the norm to loss scale and clipping. Returns false if there is a loss scale and the norm is not
   // finite: nothing is updated then.
-  bool take_norm();
+  bool apply_norm();
   // Enqueues the updates of a bucket on all devices.
   Status update(size_t bucket);
   // Sets the function that is called with each update of elements on the host, and its sums; null: none.
@@ -49,24 +46,7 @@ class Commit {
   // update, makes the next state the present one. Returns, by parameter, whether it was updated.
   std::vector<char> finish();
 
-  // Another worker has made these numbers of updates, by parameter. This worker's own ranges and copies have
-  // the state of the next step already, since none gives out values before; it becomes the present one.
-  void advance_state(const std::vector<uint64_t>& updates);
-  // Releases the state of other ranges than these [begin, end), by parameter.
-  Status keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges);
-
-  // State on the host: of the owner's ranges, or of all where the host has replicas.
-  OptimizerState& host_state() { return host_state_; }
-  size_t states_of(const Parameter& parameter) const { return state_.model.states_of(parameter); }
-  // Where all workers make the same updates: copies the optimizer's state from the first device to
-  // host_state() or, `to_devices`, from there to all devices. Does nothing where only the host has replicas
-  // or owners update. Copies nothing to the host where it has a replica, whose state host_state() is.
-  void copy_state(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
-
  private:
-  size_t owned_state_bytes() const;
-  size_t replicated_state_bytes() const;
-  Result<Memory> untouched_state(size_t nbytes) const;
   void update_owned(size_t bucket, const Piece& piece, size_t begin, size_t count, const PieceMean& mean,
                     std::byte* out, double* norm);
   void update_range(size_t bucket, const Piece& piece, size_t begin, size_t count, const std::byte* mean,
@@ -79,13 +59,10 @@ class Commit {
                            float* scratch) const;
   void list_updates(size_t bucket, DeviceContext& context, const void* sums);
   void note_update(const Piece& piece, const device::UpdatePiece& update, const std::byte* sums) const;
-  OptimizerState& state_of(DeviceContext& context) { return context.is_host() ? host_state_ : context.state; }
 
   StepState& state_;
   DevicePath& devices_;
-  OptimizerState host_state_;
-  OptimizerState next_state_;  // what the owner computes until the commit (ps)
-  size_t state_bytes_ = 0;
+  OptimizerStateStore& optimizer_state_;
   double squares_ = 0;            // of the mean, as far as the host computes them
   SquareDigits exact_squares_{};  // the same, when reproducible
   double clip_divisor_ = 1;       // of the mean, so that its norm is at most clip_norm

@@ -23,7 +23,8 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options)
       waiter_(loop),
       host_(state_),
       devices_(state_, waiter_),
-      commit_(state_, devices_),
+      optimizer_state_(state_, devices_),
+      commit_(state_, devices_, optimizer_state_),
       wire_(state_),
       untrained_(state_),
       values_(state_, loop, waiter_),
@@ -74,8 +75,8 @@ Status Step::change_plan(Plan plan) {
 Status Step::make_buffers() {
   DSGD_RETURN_IF_ERROR(wire_.make_buffers());
   DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
-  DSGD_RETURN_IF_ERROR(commit_.make_state());
-  counters_.state.set(commit_.state_bytes());
+  DSGD_RETURN_IF_ERROR(optimizer_state_.make());
+  counters_.state.set(optimizer_state_.nbytes());
   return values_.make_buffers();
 }
 
@@ -599,7 +600,7 @@ void Step::commit() {
 }
 
 void Step::update_by_norm() {
-  if (!commit_.take_norm()) {
+  if (!commit_.apply_norm()) {
     state_.result.skipped = true;
     return end();
   }

@@ -8,7 +8,8 @@
 //   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // This class is the order of these phases. Its parts do the work: header.h, host_path.h (contributions),
-// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, untrained_values.h, value_comparison.h.
+// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, optimizer_state.h, untrained_values.h,
+// value_comparison.h.
 // They share the StepState.
 //
 // In `ps` with copies=r owners also send their means to the workers that keep copies of their state. No
@@ -132,7 +133,9 @@ class Step {
   bool updates_at_owner() const { return state_.path.updates_at_owner; }
   size_t buffer_bytes() const { return state_.buffer_bytes; }  // memory that the step holds beside the model
   const metrics::StepCounters& counters() const { return counters_; }  // any thread
-  Commit& optimizer_state() { return commit_; }
+  OptimizerStateStore& optimizer_state() { return optimizer_state_; }
+  // As Commit::on_update().
+  void on_update(Commit::Noted noted) { commit_.on_update(std::move(noted)); }
   // Calls `then` when the work in the queues of all contexts has ended, or with an error after the deadline.
   void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
     devices_.when_reached(deadline, std::move(then));
@@ -225,6 +228,7 @@ class Step {
 
   HostPath host_;
   DevicePath devices_;
+  OptimizerStateStore optimizer_state_;
   Commit commit_;
   HalfWire wire_;
   UntrainedValues untrained_;

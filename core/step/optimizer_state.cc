@@ -1,0 +1,138 @@
+#include "core/step/optimizer_state.h"
+
+#include <cstring>
+#include <utility>
+
+namespace dsgd {
+
+Status OptimizerStateStore::make() {
+  const auto fill = [&](OptimizerState& state, const auto& allocate) -> Status {
+    state.resize(state_.model.parameters.size());
+    for (size_t p = 0; p < state.size(); ++p) {
+      const Parameter& parameter = *state_.model.parameters[p];
+      while (parameter.trained && state[p].size() < state_.model.states_of(parameter)) {
+        Memory tensor;
+        DSGD_RETURN_IF_ERROR(allocate(parameter.state_nbytes()).into(&tensor));
+        state[p].push_back(std::move(tensor));
+      }
+    }
+    return {};
+  };
+  const auto on_host = [this](size_t nbytes) { return untouched(nbytes); };
+  const bool at_owner = state_.path.updates_at_owner;
+  state_.model.updates.resize(state_.model.parameters.size(), 0);
+  if (at_owner || state_.path.host_has_replicas) DSGD_RETURN_IF_ERROR(fill(on_host_, on_host));
+  if (at_owner) {
+    DSGD_RETURN_IF_ERROR(fill(next_, on_host));
+  } else {
+    next_.clear();
+  }
+  for (DeviceContext& context : state_.contexts) {
+    if (context.is_host()) continue;
+    if (at_owner) {
+      context.state.clear();
+    } else {
+      DSGD_RETURN_IF_ERROR(
+          fill(context.state, [&](size_t nbytes) { return context.device->allocate(nbytes); }));
+    }
+  }
+  bytes_ = at_owner ? owned_bytes() : replicated_bytes();
+  return {};
+}
+
+// Of this worker's devices, where each worker has all state.
+size_t OptimizerStateStore::replicated_bytes() const {
+  size_t total = 0;
+  const auto add = [&](const OptimizerState& state) {
+    for (size_t p = 0; p < state.size(); ++p)
+      total += state[p].size() * state_.model.parameters[p]->state_nbytes();
+  };
+  if (state_.path.host_has_replicas) add(on_host_);
+  for (const DeviceContext& context : state_.contexts) {
+    if (!context.is_host()) add(context.state);
+  }
+  return total;
+}
+
+Result<Memory> OptimizerStateStore::untouched(size_t nbytes) const {
+  Memory memory = untouched_memory(nbytes);
+  if (memory) return memory;
+  return Status(Code::kNoMemory,
+                "cpu: no memory for " + std::to_string(nbytes) + " bytes of optimizer state");
+}
+
+// Of the ranges that this worker keeps, twice: the state, and that of the next step. Of the rest no page is
+// touched.
+size_t OptimizerStateStore::owned_bytes() const {
+  size_t total = 0;
+  for (const Bucket& bucket : state_.plan) {
+    for (const Piece& piece : bucket.pieces) {
+      const Parameter& parameter = *state_.model.parameters[piece.parameter];
+      if (piece.is_kept_by(state_.rank()))
+        total += 2 * piece.count * state_.model.states_of(parameter) * dtype_size(wide(parameter.dtype));
+    }
+  }
+  return total;
+}
+
+void OptimizerStateStore::advance(const std::vector<uint64_t>& updates) {
+  for (size_t p = 0; p < updates.size(); ++p) {
+    if (updates[p] != state_.model.updates[p]) std::swap(on_host_[p], next_[p]);
+  }
+}
+
+Status OptimizerStateStore::keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges) {
+  for (size_t p = 0; p < ranges.size(); ++p) {
+    const Parameter& parameter = *state_.model.parameters[p];
+    const size_t element = dtype_size(wide(parameter.dtype));
+    for (Memory& tensor : on_host_[p]) {
+      auto made = untouched(parameter.state_nbytes());
+      if (!made.ok()) return made.status();
+      for (const auto& [begin, end] : ranges[p])
+        std::memcpy(bytes(made.value()) + begin * element, bytes(tensor) + begin * element,
+                    (end - begin) * element);
+      tensor = std::move(made).value();
+    }
+    for (Memory& tensor : next_[p]) DSGD_RETURN_IF_ERROR(untouched(parameter.state_nbytes()).into(&tensor));
+  }
+  return {};
+}
+
+void OptimizerStateStore::copy(bool to_devices, transport::Time deadline,
+                               std::function<void(const Status&)> done) {
+  const bool only_host = state_.contexts.back().is_host();
+  if (only_host || state_.path.updates_at_owner || (!to_devices && state_.path.host_has_replicas))
+    return done({});
+  if (on_host_.empty()) on_host_.resize(state_.model.parameters.size());
+  // Through memory that devices can copy from and to. on_host_ is this memory until the devices
+  // have the state.
+  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+    const Parameter& parameter = *state_.model.parameters[p];
+    const size_t nbytes = parameter.state_nbytes(), tensors = state_.contexts.back().state[p].size();
+    for (size_t s = 0; s < tensors; ++s) {
+      auto staging = state_.contexts.back().device->allocate_staging(nbytes);
+      if (!staging.ok()) return done(staging.status());
+      if (to_devices) {
+        if (nbytes > 0) std::memcpy(staging.value().get(), on_host_[p][s].get(), nbytes);
+      } else {
+        on_host_[p].resize(tensors);
+      }
+      on_host_[p][s] = std::move(staging).value();
+      for (DeviceContext& context : state_.contexts) {
+        if (context.is_host()) continue;
+        void* there = context.state[p][s].get();
+        void* here = on_host_[p][s].get();
+        Status status =
+            to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
+        if (!status.ok()) return done(status);
+        if (!to_devices) break;  // all devices have the same
+      }
+    }
+  }
+  devices_.when_reached(deadline, [this, to_devices, done](const Status& status) {
+    if (to_devices && !state_.path.host_has_replicas) on_host_.clear();
+    done(status);
+  });
+}
+
+}  // namespace dsgd
