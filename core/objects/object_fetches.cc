@@ -19,12 +19,11 @@ Status gone(const std::string& name) {
 }
 }  // namespace
 
-void ObjectFetches::begin(Peers* peers, uint64_t put, const std::string& name, Object object, uint64_t total,
+void ObjectFetches::begin(uint64_t put, const std::string& name, Object object, uint64_t total,
                           std::vector<int32_t> sources, Done done) {
   auto memory = std::make_shared<Object>(std::move(object));
   memory->bytes.reserve(total);  // pages that no data have reached take no memory
   Fetch& fetch = fetches_[put];
-  fetch.peers = peers;
   fetch.name = name;
   fetch.object = std::move(memory);
   fetch.total = total;
@@ -37,31 +36,30 @@ void ObjectFetches::begin(Peers* peers, uint64_t put, const std::string& name, O
 void ObjectFetches::ask_next(uint64_t put) {
   Fetch& fetch = fetches_.at(put);
   fetch.cut_off = false;
-  if (fetch.placed > fetch.received) discard(*fetch.peers, put);
+  if (fetch.placed > fetch.received) discard(*peers_, put);
   fetch.placed = fetch.received;
-  while (!fetch.sources.empty() && fetch.peers->has_left(fetch.sources.back())) fetch.sources.pop_back();
+  while (!fetch.sources.empty() && peers_->has_left(fetch.sources.back())) fetch.sources.pop_back();
   if (fetch.sources.empty()) {
     const Done done = std::move(fetch.done);
     const Status why = gone(fetch.name);
-    drop(*fetch.peers, put);
+    drop(put);
     return done(why);
   }
   fetch.source = fetch.sources.back();
   fetch.sources.pop_back();
-  fetch.peers->call(fetch.source,
-                    transport::FetchObject{fetch.peers->members().view().view, fetch.peers->rank(),
-                                           fetch.name, put, fetch.received},
-                    transport::kNever,
-                    [this, put, source = fetch.source](const Result<transport::Message>& r) {
-                      answered(put, source, r.status());
-                    });
+  peers_->call(
+      fetch.source,
+      transport::FetchObject{peers_->members().view().view, peers_->rank(), fetch.name, put, fetch.received},
+      transport::kNever, [this, put, source = fetch.source](const Result<transport::Message>& r) {
+        answered(put, source, r.status());
+      });
 }
 
 // The source has sent all, or sends no more.
 void ObjectFetches::answered(uint64_t put, int32_t source, const Status& status) {
   const auto at = fetches_.find(put);
   if (at == fetches_.end() || at->second.source != source) return;
-  if (at->second.peers->is_loss_undecided(source, status)) {
+  if (peers_->is_loss_undecided(source, status)) {
     at->second.cut_off = true;
   } else {
     ask_next(put);
@@ -140,8 +138,7 @@ void ObjectFetches::received(uint64_t put, size_t nbytes) {
   if (at == fetches_.end()) return;
   Fetch& fetch = at->second;
   fetch.received += nbytes;
-  for (Reader& reader : fetch.readers)
-    feed(*fetch.peers, put, fetch.object, fetch.received, fetch.total, &reader);
+  for (Reader& reader : fetch.readers) feed(put, fetch.object, fetch.received, fetch.total, &reader);
   if (fetch.received < fetch.total) return;
   const auto whole = fetches_.extract(at);
   whole.mapped().done(SharedObject(whole.mapped().object));
@@ -149,27 +146,27 @@ void ObjectFetches::received(uint64_t put, size_t nbytes) {
 
 void ObjectFetches::add_reader(uint64_t put, Reader reader) {
   Fetch& fetch = fetches_.at(put);
-  feed(*fetch.peers, put, fetch.object, fetch.received, fetch.total, &reader);
+  feed(put, fetch.object, fetch.received, fetch.total, &reader);
   fetch.readers.push_back(std::move(reader));
 }
 
-void ObjectFetches::send(Peers& peers, uint64_t put, const SharedObject& object, Reader reader) {
-  feed(peers, put, object, object->bytes.size(), object->bytes.size(), &reader);
+void ObjectFetches::send(uint64_t put, const SharedObject& object, Reader reader) {
+  feed(put, object, object->bytes.size(), object->bytes.size(), &reader);
 }
 
 // Sends the reader all bytes that this worker has received and the reader lacks. The answer to the last chunk
 // also answers the reader's request.
-void ObjectFetches::feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received,
-                         uint64_t total, Reader* reader) {
+void ObjectFetches::feed(uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
+                         Reader* reader) {
   while (reader->next < received) {
-    const uint64_t count = std::min<uint64_t>(peers.chunk_bytes(), received - reader->next);
+    const uint64_t count = std::min<uint64_t>(peers_->chunk_bytes(), received - reader->next);
     const std::span<const std::byte> data(
         reinterpret_cast<const std::byte*>(object->bytes.data()) + reader->next, count);
     const transport::Responder respond = reader->next + count == total ? reader->respond : nullptr;
     transport::BulkHeader header;
     header.operation = object_operation(put);
     header.offset = reader->next;
-    peers.send(reader->rank, header, data, [object, respond](const Status& status) {
+    peers_->send(reader->rank, header, data, [object, respond](const Status& status) {
       if (respond)
         respond(status.ok() ? Result<transport::Message>(transport::Message(transport::Empty{}))
                             : Result<transport::Message>(status));
@@ -178,10 +175,10 @@ void ObjectFetches::feed(Peers& peers, uint64_t put, const SharedObject& object,
   }
 }
 
-void ObjectFetches::drop(Peers& peers, uint64_t put) {
-  peers.revoke(object_operation(put));
+void ObjectFetches::drop(uint64_t put) {
+  peers_->revoke(object_operation(put));
   if (const auto at = fetches_.find(put); at != fetches_.end() && at->second.placed > at->second.received)
-    discard(peers, put);
+    discard(*peers_, put);
   const auto dropped = fetches_.extract(put);
   if (!dropped) return;
   for (const Reader& reader : dropped.mapped().readers) reader.respond(gone(dropped.mapped().name));

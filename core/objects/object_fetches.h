@@ -28,16 +28,17 @@ class ObjectFetches {
     transport::Responder respond;  // when the reader has all, or gets no more from here
   };
 
+  void use_peers(Peers* peers) { peers_ = peers; }
   // Fetches `total` bytes into `object`, which has none yet. `sources`: in the order in which they are asked.
   // `done` gets the object, or an error when no source has it (any more).
-  void begin(Peers* peers, uint64_t put, const std::string& name, Object object, uint64_t total,
+  void begin(uint64_t put, const std::string& name, Object object, uint64_t total,
              std::vector<int32_t> sources, Done done);
   bool is_fetching(uint64_t put) const { return fetches_.count(put) > 0; }
   void add_reader(uint64_t put, Reader reader);  // of an object that is being fetched
   // Sends a whole object.
-  static void send(Peers& peers, uint64_t put, const SharedObject& object, Reader reader);
+  void send(uint64_t put, const SharedObject& object, Reader reader);
   // Ends the fetch, if there is one, and the sending of the object. `done` is not called.
-  void drop(Peers& peers, uint64_t put);
+  void drop(uint64_t put);
   void peer_left(int32_t rank);
 
   // As ServerHandler::on_bulk and on_bulk_end.
@@ -49,7 +50,6 @@ class ObjectFetches {
  private:
   class Sink;
   struct Fetch {
-    Peers* peers;
     std::string name;
     std::shared_ptr<Object> object;  // its memory is reserved, so the data never move
     uint64_t total = 0, received = 0;
@@ -65,9 +65,9 @@ class ObjectFetches {
   // Returns where the next `nbytes` are written.
   static std::byte* next_destination(Fetch& fetch, size_t nbytes);
   void received(uint64_t put, size_t nbytes);  // the next `nbytes` have been written
-  static void feed(Peers& peers, uint64_t put, const SharedObject& object, uint64_t received, uint64_t total,
-                   Reader* reader);
+  void feed(uint64_t put, const SharedObject& object, uint64_t received, uint64_t total, Reader* reader);
 
+  Peers* peers_ = nullptr;
   std::map<uint64_t, Fetch> fetches_;  // by number of the put
 };
 

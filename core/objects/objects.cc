@@ -58,7 +58,6 @@ std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), 
 
 // Something that peers have to answer.
 struct Objects::Request {
-  Peers* peers;
   std::string name;
   uint64_t put;
   Objects::Done done;
@@ -74,22 +73,18 @@ struct Objects::Sending : Request {
   bool spreading = false;  // rank 0 has accepted the put
   bool deleted = false;    // another worker has deleted the object
   Status failure = {};
-
-  std::vector<int32_t> missing() const {
-    std::vector<int32_t> missing = chain(peers->rank(), peers->size());  // the first holds up the others
-    std::erase_if(missing, [this](int32_t rank) { return waiting.count(rank) == 0; });
-    return missing;
-  }
-  Status timeout_error() const {
-    return peers->members()
-        .timeout_error("object '" + name + "' has not reached all workers", deadline.limit, missing())
-        .with_operation(kPut);
-  }
 };
 
 struct Objects::Deletion : Request {};  // its put is 0 if only rank 0 knows it
 
 // ---- putting
+
+// The first one holds up the others.
+std::vector<int32_t> Objects::missing(const Sending& sending) const {
+  std::vector<int32_t> missing = chain(peers_->rank(), peers_->size());
+  std::erase_if(missing, [&](int32_t rank) { return sending.waiting.count(rank) == 0; });
+  return missing;
+}
 
 uint64_t Objects::put_of(const std::string& name) const {
   if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
@@ -103,71 +98,69 @@ bool Objects::is_arriving(const std::string& name) const {
                      [&](const auto& item) { return item.second.name == name && item.second.respond; });
 }
 
-bool Objects::is_deleting(const Peers& peers, const std::string& name) const {
-  return peers.rank() == kNameOwner &&
+bool Objects::is_deleting(const std::string& name) const {
+  return peers_->rank() == kNameOwner &&
          std::any_of(deletions_.begin(), deletions_.end(), [&](const auto& r) { return r->name == name; });
 }
 
-void Objects::put(Peers* peers, const std::string& name, SharedObject object, Deadline deadline, Done done) {
+void Objects::put(const std::string& name, SharedObject object, Deadline deadline, Done done) {
   const bool under_way = std::any_of(sending_.begin(), sending_.end(),
                                      [&](const auto& s) { return s->name == name && !s->deleted; });
-  if (put_of(name) != 0 || under_way || (peers && is_deleting(*peers, name))) return done(exists(name));
-  const uint64_t number = put_number(peers ? peers->rank() : 0, ++puts_);
-  if (!peers || peers->size() == 1) {
+  if (put_of(name) != 0 || under_way || (peers_ && is_deleting(name))) return done(exists(name));
+  const uint64_t number = put_number(peers_ ? peers_->rank() : 0, ++puts_);
+  if (!peers_ || peers_->size() == 1) {
     store(name, std::move(object), number);
     return done({});
   }
   auto sending = std::make_shared<Sending>(
-      Sending{{peers, name, number, std::move(done)}, std::move(object), std::move(deadline)});
+      Sending{{name, number, std::move(done)}, std::move(object), std::move(deadline)});
   sending_.push_back(sending);
-  sending->timer = peers->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
+  sending->timer = peers_->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
     if (const auto late = weak.lock()) give_up(late);
   });
-  if (peers->rank() == kNameOwner) return spread(sending);
+  if (peers_->rank() == kNameOwner) return spread(sending);
   sending->waiting = {kNameOwner};
   announce(sending, kNameOwner);
 }
 
 // Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
 void Objects::spread(const std::shared_ptr<Sending>& sending) {
-  Peers& peers = *sending->peers;
   if (!sending->deleted) store(sending->name, sending->object, sending->put);
   sending->spreading = true;
-  std::vector<int32_t> others = chain(peers.rank(), peers.size());
-  std::erase_if(others, [&](int32_t rank) { return rank == peers.rank() || rank == kNameOwner; });
+  std::vector<int32_t> others = chain(peers_->rank(), peers_->size());
+  std::erase_if(others, [&](int32_t rank) { return rank == peers_->rank() || rank == kNameOwner; });
   sending->waiting.insert(others.begin(), others.end());
   if (sending->waiting.empty()) return finish(sending, {});
   for (int32_t rank : others) announce(sending, rank);
 }
 
 void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
-  sending->peers->call(
-      rank, announcement(*sending->peers, rank, sending->name, *sending->object, sending->put),
-      transport::kNever,
+  peers_->call(
+      rank, announcement(rank, sending->name, *sending->object, sending->put), transport::kNever,
       [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
 }
 
-transport::PutObject Objects::announcement(Peers& peers, int32_t rank, const std::string& name,
-                                           const Object& object, uint64_t put) {
+transport::PutObject Objects::announcement(int32_t rank, const std::string& name, const Object& object,
+                                           uint64_t put) {
   transport::PutObject message;
-  message.view = peers.members().view().view;
-  message.rank = peers.rank();
+  message.view = peers_->members().view().view;
+  message.rank = peers_->rank();
   message.name = name;
   message.put = put;
   message.total = object.bytes.size();
   if (object.bytes.size() <= kSmall) message.data = object.bytes;
-  peers.count_sent(rank, message.data.size());
+  peers_->count_sent(rank, message.data.size());
   message.dtype = object.dtype;
   message.shape = object.shape;
   return message;
 }
 
-void Objects::give(Peers& peers, int32_t rank, Done done) {
+void Objects::give(int32_t rank, Done done) {
   const auto given = join(objects_.size() + 1, std::move(done));
   for (const auto& [name, stored] : objects_) {
-    transport::PutObject put = announcement(peers, rank, name, *stored.object, stored.put);
+    transport::PutObject put = announcement(rank, name, *stored.object, stored.put);
     put.again = true;
-    peers.call(rank, std::move(put), transport::kNever, [given](const Result<transport::Message>& answer) {
+    peers_->call(rank, std::move(put), transport::kNever, [given](const Result<transport::Message>& answer) {
       // The receiver is lost, or has heard of a later view first. This worker enters another view then, too.
       const Status& status = answer.status();
       if (!is_break(status) && status.code() != Code::kViewChanged) given({});
@@ -179,13 +172,12 @@ void Objects::give(Peers& peers, int32_t rank, Done done) {
 // `rank` has the object, or will not get it.
 void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
   if (!sending->done) return;  // the put has ended
-  Peers& peers = *sending->peers;
-  if (peers.is_loss_undecided(rank, status)) {
+  if (peers_->is_loss_undecided(rank, status)) {
     sending->cut_off.insert(rank);
     return;
   }
   if (!status.ok() && !sending->deleted && sending->failure.ok()) {  // the others still get the object
-    sending->failure = peers.failure_of_call(rank, status).with_operation(kPut);
+    sending->failure = peers_->failure_of_call(rank, status).with_operation(kPut);
   }
   sending->waiting.erase(rank);
   if (!sending->waiting.empty()) return;
@@ -195,20 +187,23 @@ void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, co
 
 void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
   sending_.remove(sending);
-  sending->peers->loop().cancel(sending->timer);
+  peers_->loop().cancel(sending->timer);
   if (auto done = std::exchange(sending->done, nullptr)) done(status);
 }
 
 // The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it
 // unless another worker has it.
 void Objects::give_up(const std::shared_ptr<Sending>& sending) {
-  const Status why = sending->timeout_error();
+  const Status why = peers_->members()
+                         .timeout_error("object '" + sending->name + "' has not reached all workers",
+                                        sending->deadline.limit, missing(*sending))
+                         .with_operation(kPut);
   const auto object = objects_.find(sending->name);
   if (object != objects_.end() && object->second.put == sending->put) {
     forget(object);
-    if (sending->peers->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
+    if (peers_->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
   }
-  sending->peers->revoke(object_operation(sending->put));
+  peers_->revoke(object_operation(sending->put));
   finish(sending, why);
 }
 
@@ -217,11 +212,11 @@ void Objects::peer_left(int32_t rank) {
   fetches_.peer_left(rank);
   const auto all = sending_;
   for (const auto& sending : all) {
-    if (sending->cut_off.count(rank)) answered(sending, rank, sending->peers->members().closed_error(rank));
+    if (sending->cut_off.count(rank)) answered(sending, rank, peers_->members().closed_error(rank));
   }
   const auto deletions = deletions_;
   for (const auto& deletion : deletions) {
-    if (deletion->cut_off.count(rank)) deleted(deletion, rank, deletion->peers->members().closed_error(rank));
+    if (deletion->cut_off.count(rank)) deleted(deletion, rank, peers_->members().closed_error(rank));
   }
 }
 
@@ -234,140 +229,136 @@ Status Objects::waiting(const std::string& operation, const std::string& name) c
                   is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
         .with_operation(operation);
   }
-  const auto status = [&](const Peers& peers, const std::string& text, const std::vector<int32_t>& missing) {
-    return Status(Code::kWaitTimeout, object + text + peers.members().names(missing))
-        .with_rank(missing.front(), peers.members().host_of(missing.front()))
+  const auto status = [&](const std::string& text, const std::vector<int32_t>& missing) {
+    return Status(Code::kWaitTimeout, object + text + peers_->members().names(missing))
+        .with_rank(missing.front(), peers_->members().host_of(missing.front()))
         .with_operation(operation);
   };
   for (const auto& sending : sending_) {
     if (operation == kPut && sending->name == name && !sending->waiting.empty())
-      return status(*sending->peers, " has not reached ", sending->missing());
+      return status(" has not reached ", missing(*sending));
   }
   for (const auto& deletion : deletions_) {
     if (operation == kDelete && deletion->name == name && !deletion->waiting.empty())
-      return status(*deletion->peers, " is not deleted on ", ranks(deletion->waiting));
+      return status(" is not deleted on ", ranks(deletion->waiting));
   }
   return {};
 }
 
 // ---- deleting
 
-void Objects::delete_everywhere(Peers* peers, const std::string& name, Deadline deadline, Done done) {
-  const bool alone = !peers || peers->size() == 1;
+void Objects::delete_everywhere(const std::string& name, Deadline deadline, Done done) {
+  const bool alone = !peers_ || peers_->size() == 1;
   uint64_t put = 0;
   std::set<int32_t> asked = {kNameOwner};
-  if (alone || peers->rank() == kNameOwner) {
+  if (alone || peers_->rank() == kNameOwner) {
     put = put_of(name);
-    if (put == 0 || (!alone && is_deleting(*peers, name))) return done(not_found(name));
+    if (put == 0 || (!alone && is_deleting(name))) return done(not_found(name));
     if (alone) {
       forget(objects_.find(name));
       return done({});
     }
-    cancel_fetch(*peers, put, empty());
+    cancel_fetch(put, empty());
     asked.clear();
-    for (int32_t rank = 0; rank < peers->size(); ++rank) {
+    for (int32_t rank = 0; rank < peers_->size(); ++rank) {
       if (rank != kNameOwner) asked.insert(rank);
     }
   }
-  auto deletion = std::make_shared<Deletion>(Deletion{{peers, name, put, std::move(done)}});
+  auto deletion = std::make_shared<Deletion>(Deletion{{name, put, std::move(done)}});
   deletion->waiting = asked;
   deletions_.push_back(deletion);
-  deletion->timer = peers->loop().schedule(deadline.time, [this, limit = deadline.limit,
-                                                           weak = std::weak_ptr(deletion)] {
+  deletion->timer = peers_->loop().schedule(deadline.time, [this, limit = deadline.limit,
+                                                            weak = std::weak_ptr(deletion)] {
     const auto late = weak.lock();
     if (!late) return;
     const std::string what = "object '" + late->name + "' was not deleted on all workers";
-    finish(late,
-           late->peers->members().timeout_error(what, limit, ranks(late->waiting)).with_operation(kDelete));
+    finish(late, peers_->members().timeout_error(what, limit, ranks(late->waiting)).with_operation(kDelete));
   });
   for (int32_t rank : asked) {
-    peers->call(rank, transport::DeleteObject{peers->members().view().view, peers->rank(), name, put},
-                transport::kNever, [this, deletion, rank](Result<transport::Message> r) {
-                  deleted(deletion, rank, r.status());
-                });
+    peers_->call(rank, transport::DeleteObject{peers_->members().view().view, peers_->rank(), name, put},
+                 transport::kNever, [this, deletion, rank](Result<transport::Message> r) {
+                   deleted(deletion, rank, r.status());
+                 });
   }
 }
 
 // `rank` has answered.
 void Objects::deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status) {
   if (!deletion->done) return;  // it has ended
-  Peers& peers = *deletion->peers;
-  if (peers.is_loss_undecided(rank, status)) {
+  if (peers_->is_loss_undecided(rank, status)) {
     deletion->cut_off.insert(rank);
     return;
   }
-  const bool gone = rank != kNameOwner && peers.has_left(rank);  // a worker that has left holds no copy
+  const bool gone = rank != kNameOwner && peers_->has_left(rank);  // a worker that has left holds no copy
   if (!status.ok() && !gone)
-    return finish(deletion, peers.failure_of_call(rank, status).with_operation(kDelete));
+    return finish(deletion, peers_->failure_of_call(rank, status).with_operation(kDelete));
   deletion->waiting.erase(rank);
   if (deletion->waiting.empty()) finish(deletion, {});
 }
 
 void Objects::finish(const std::shared_ptr<Deletion>& deletion, const Status& status) {
   deletions_.remove(deletion);
-  deletion->peers->loop().cancel(deletion->timer);
-  if (status.ok() && deletion->peers->rank() == kNameOwner)
-    delete_here(*deletion->peers, deletion->name, deletion->put);
+  peers_->loop().cancel(deletion->timer);
+  if (status.ok() && peers_->rank() == kNameOwner) delete_here(deletion->name, deletion->put);
   if (auto done = std::exchange(deletion->done, nullptr)) done(status);
 }
 
-void Objects::on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+void Objects::on_delete(Deadline deadline, const transport::DeleteObject& request,
                         const transport::Responder& respond) {
-  if (peers->rank() == kNameOwner) {
-    return delete_everywhere(peers, request.name, std::move(deadline), [respond](const Status& status) {
+  if (peers_->rank() == kNameOwner) {
+    return delete_everywhere(request.name, std::move(deadline), [respond](const Status& status) {
       status.ok() ? respond(empty()) : respond(status);
     });
   }
   if (request.rank != kNameOwner)
     return respond(Status(Code::kInternal, "only rank 0 deletes object '" + request.name + "'"));
-  delete_here(*peers, request.name, request.put);
+  delete_here(request.name, request.put);
   respond(empty());
 }
 
 // Drops an object that is being fetched, and answers its announcement.
-void Objects::cancel_fetch(Peers& peers, uint64_t put, const Result<transport::Message>& answer) {
+void Objects::cancel_fetch(uint64_t put, const Result<transport::Message>& answer) {
   const auto dropped = incoming_.extract(put);
   if (!dropped) return;
-  fetches_.drop(peers, put);
+  fetches_.drop(put);
   if (dropped.mapped().respond) dropped.mapped().respond(answer);
 }
 
 // Whether the announcement of a put may still arrive. The rank in the number of a put of an earlier view says
 // nothing, and a worker that has joined may get such an object from the one that gives it its state.
-bool Objects::may_arrive(const Peers& peers, uint64_t put) const {
+bool Objects::may_arrive(uint64_t put) const {
   if (view_of(put) < view_of(puts_)) return true;
-  return putter(put) != peers.rank() && !peers.has_left(putter(put));
+  return putter(put) != peers_->rank() && !peers_->has_left(putter(put));
 }
 
-void Objects::delete_here(Peers& peers, const std::string& name, uint64_t put) {
+void Objects::delete_here(const std::string& name, uint64_t put) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
   if (sending != sending_.end()) (*sending)->deleted = true;
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     forget(object);
-    peers.revoke(object_operation(put));
+    peers_->revoke(object_operation(put));
   } else if (incoming_.count(put) > 0) {
-    cancel_fetch(peers, put, empty());
-  } else if (peers.rank() != kNameOwner && may_arrive(peers, put)) {
+    cancel_fetch(put, empty());
+  } else if (peers_->rank() != kNameOwner && may_arrive(put)) {
     deleted_early_.insert(put);
   }
 }
 
 // ---- receiving
 
-void Objects::receive(Peers* peers, Deadline deadline, transport::Message message,
-                      const transport::Responder& respond) {
+void Objects::receive(Deadline deadline, transport::Message message, const transport::Responder& respond) {
   if (auto* put = std::get_if<transport::PutObject>(&message)) {
-    on_put(peers, std::move(*put), respond);
+    on_put(std::move(*put), respond);
   } else if (auto* deletion = std::get_if<transport::DeleteObject>(&message)) {
-    on_delete(peers, std::move(deadline), *deletion, respond);
+    on_delete(std::move(deadline), *deletion, respond);
   } else {
-    on_fetch(peers, std::get<transport::FetchObject>(message), respond);
+    on_fetch(std::get<transport::FetchObject>(message), respond);
   }
 }
 
-void Objects::on_put(Peers* peers, transport::PutObject put, const transport::Responder& respond) {
-  peers->count_received(put.rank, put.data.size());
+void Objects::on_put(transport::PutObject put, const transport::Responder& respond) {
+  peers_->count_received(put.rank, put.data.size());
   const bool small = put.total <= kSmall;
   if (put.total > Object::kLargest || put.data.size() != (small ? put.total : 0) ||
       (putter(put.put) != put.rank && !put.again) || put.put >= kObjects || incoming_.count(put.put) > 0) {
@@ -382,35 +373,34 @@ void Objects::on_put(Peers* peers, transport::PutObject put, const transport::Re
   // forgotten. Exception: if rank 0 holds the object, that put has succeeded, and the name is taken.
   const uint64_t earlier = put_of(put.name);
   const bool same_putter = earlier != 0 && putter(earlier) == put.rank && earlier < put.put;
-  const bool succeeded = peers->rank() == kNameOwner && has(put.name);
+  const bool succeeded = peers_->rank() == kNameOwner && has(put.name);
   // Rank 0 has accepted this put, so it has no object of the name: what this worker has is left of a put that
   // a change of the view has ended.
   const bool is_left =
-      earlier != 0 && peers->rank() != kNameOwner && view_of(earlier) < view_of(put.put) && !put.again;
-  if ((same_putter && !succeeded) || is_left) delete_here(*peers, put.name, earlier);
-  if (put_of(put.name) != 0 || is_deleting(*peers, put.name)) return respond(exists(put.name));
+      earlier != 0 && peers_->rank() != kNameOwner && view_of(earlier) < view_of(put.put) && !put.again;
+  if ((same_putter && !succeeded) || is_left) delete_here(put.name, earlier);
+  if (put_of(put.name) != 0 || is_deleting(put.name)) return respond(exists(put.name));
   Object object{.bytes = std::move(put.data), .dtype = put.dtype, .shape = std::move(put.shape)};
   if (small) {
     store(put.name, std::make_shared<const Object>(std::move(object)), put.put);
     return respond(empty());
   }
   incoming_[put.put] = {put.name, respond};
-  fetches_.begin(
-      peers, put.put, put.name, std::move(object), put.total,
-      put.again ? std::vector{put.rank} : sources_of(peers->rank(), put.rank, peers->size()),
-      [this, number = put.put, is_rank_0 = peers->rank() == kNameOwner](const Result<SharedObject>& fetched) {
-        const auto at = incoming_.find(number);
-        const std::string name = at->second.name;
-        const auto respond = std::exchange(at->second.respond, nullptr);
-        const bool name_stays_taken = !fetched.ok() && is_rank_0;
-        if (!name_stays_taken) incoming_.erase(at);
-        if (fetched.ok()) store(name, fetched.value(), number);
-        respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
-      });
+  fetches_.begin(put.put, put.name, std::move(object), put.total,
+                 put.again ? std::vector{put.rank} : sources_of(peers_->rank(), put.rank, peers_->size()),
+                 [this, number = put.put,
+                  is_rank_0 = peers_->rank() == kNameOwner](const Result<SharedObject>& fetched) {
+                   const auto at = incoming_.find(number);
+                   const std::string name = at->second.name;
+                   const auto respond = std::exchange(at->second.respond, nullptr);
+                   const bool name_stays_taken = !fetched.ok() && is_rank_0;
+                   if (!name_stays_taken) incoming_.erase(at);
+                   if (fetched.ok()) store(name, fetched.value(), number);
+                   respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+                 });
 }
 
-void Objects::on_fetch(Peers* peers, const transport::FetchObject& request,
-                       const transport::Responder& respond) {
+void Objects::on_fetch(const transport::FetchObject& request, const transport::Responder& respond) {
   const auto sending =
       std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
   if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {
@@ -423,7 +413,7 @@ void Objects::on_fetch(Peers* peers, const transport::FetchObject& request,
       request.offset >= stored->second.object->bytes.size()) {
     return respond(not_found(request.name));
   }
-  ObjectFetches::send(*peers, request.put, stored->second.object, std::move(reader));
+  fetches_.send(request.put, stored->second.object, std::move(reader));
 }
 
 void Objects::forget(std::map<std::string, Stored>::iterator object) {
@@ -463,20 +453,20 @@ void Objects::cancel(uint64_t ticket, const Status& why) {
 
 // ---- failure
 
-void Objects::fail(Peers* peers, const Status& cause) {
-  while (!incoming_.empty()) cancel_fetch(*peers, incoming_.begin()->first, cause);
+void Objects::fail(const Status& cause) {
+  while (!incoming_.empty()) cancel_fetch(incoming_.begin()->first, cause);
   for (const auto& [name, stored] : objects_) {
-    if (peers) peers->revoke(object_operation(stored.put));
+    if (peers_) peers_->revoke(object_operation(stored.put));
   }
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
   while (!deletions_.empty()) finish(std::shared_ptr<Deletion>(deletions_.front()), cause);
   fail_gets(cause);
 }
 
-void Objects::change_view(Peers* peers, const Status& why) {
-  fail(peers, why);
+void Objects::change_view(const Status& why) {
+  fail(why);
   deleted_early_.clear();
-  puts_ = std::max(puts_, peers->members().view().view << kNumbersOfAView);
+  puts_ = std::max(puts_, peers_->members().view().view << kNumbersOfAView);
 }
 
 void Objects::fail_gets(const Status& cause) {

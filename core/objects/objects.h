@@ -26,6 +26,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/mesh/peers.h"
 #include "core/metrics/counters.h"
@@ -46,18 +47,18 @@ class Objects {
     transport::Time time;
     std::string limit;  // the setting that it comes from
   };
-  // peers null: one worker.
-  void put(Peers* peers, const std::string& name, SharedObject object, Deadline deadline, Done done);
+  // Null: there is one worker. Called before the first put or message.
+  void use_peers(Peers* peers) { peers_ = peers, fetches_.use_peers(peers); }
+  void put(const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
-  void delete_everywhere(Peers* peers, const std::string& name, Deadline deadline, Done done);
+  void delete_everywhere(const std::string& name, Deadline deadline, Done done);
   // Calls `done` with the object as soon as this worker holds it. Returns a ticket for cancel(); 0 when
   // `done` was called at once.
   uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
   void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
   // A message about an object. `deadline`: for a deletion that rank 0 carries out for another worker.
-  void receive(Peers* peers, Deadline deadline, transport::Message message,
-               const transport::Responder& respond);
+  void receive(Deadline deadline, transport::Message message, const transport::Responder& respond);
   // As ServerHandler::on_bulk and on_bulk_end.
   std::unique_ptr<transport::BulkSink> on_data(uint64_t put, const transport::BulkHeader& header,
                                                size_t nbytes) {
@@ -67,13 +68,13 @@ class Objects {
                    std::unique_ptr<transport::BulkReceipt> receipt) {
     fetches_.on_data_end(put, header, std::move(receipt));
   }
-  void fail(Peers* peers, const Status& cause);  // ends all puts, deletions, fetches and gets with `cause`
+  void fail(const Status& cause);  // ends all puts, deletions, fetches and gets with `cause`
   void peer_left(int32_t rank);
   // Gives all objects to a worker that has joined. `done` comes when it has them, or has failed; but not if
   // another view follows.
-  void give(Peers& peers, int32_t rank, Done done);
+  void give(int32_t rank, Done done);
   // Ranks are those of another view: ends all puts, deletions and gets with `why`. Objects stay.
-  void change_view(Peers* peers, const Status& why);
+  void change_view(const Status& why);
   void fail_gets(const Status& cause);
   // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
   // if there is no such call.
@@ -105,27 +106,29 @@ class Objects {
   uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
   bool is_arriving(const std::string& name) const;
   void spread(const std::shared_ptr<Sending>& sending);
+  std::vector<int32_t> missing(const Sending& sending) const;
   void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
-  static transport::PutObject announcement(Peers& peers, int32_t rank, const std::string& name,
-                                           const Object& object, uint64_t put);
+  transport::PutObject announcement(int32_t rank, const std::string& name, const Object& object,
+                                    uint64_t put);
   void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Sending>& sending, const Status& status);
   void give_up(const std::shared_ptr<Sending>& sending);
   void deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Deletion>& deletion, const Status& status);
-  void on_put(Peers* peers, transport::PutObject put, const transport::Responder& respond);
-  void on_delete(Peers* peers, Deadline deadline, const transport::DeleteObject& request,
+  void on_put(transport::PutObject put, const transport::Responder& respond);
+  void on_delete(Deadline deadline, const transport::DeleteObject& request,
                  const transport::Responder& respond);
-  void on_fetch(Peers* peers, const transport::FetchObject& request, const transport::Responder& respond);
-  bool is_deleting(const Peers& peers, const std::string& name) const;  // at rank 0
+  void on_fetch(const transport::FetchObject& request, const transport::Responder& respond);
+  bool is_deleting(const std::string& name) const;  // at rank 0
   // Deletion, from the outside in: delete_everywhere() asks all workers, delete_here() ends all that this
   // worker has of a put, cancel_fetch() and forget() end one part of it.
-  void cancel_fetch(Peers& peers, uint64_t put, const Result<transport::Message>& answer);
-  bool may_arrive(const Peers& peers, uint64_t put) const;
-  void delete_here(Peers& peers, const std::string& name, uint64_t put);
+  void cancel_fetch(uint64_t put, const Result<transport::Message>& answer);
+  bool may_arrive(uint64_t put) const;
+  void delete_here(const std::string& name, uint64_t put);
   void store(const std::string& name, SharedObject object, uint64_t put);
   void forget(std::map<std::string, Stored>::iterator object);
 
+  Peers* peers_ = nullptr;
   std::map<std::string, Stored> objects_;
   metrics::Counter nbytes_;
   std::map<uint64_t, Incoming> incoming_;  // by number of the put

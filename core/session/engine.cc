@@ -26,7 +26,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       log_(std::move(log)),
       waiter_(loop),
       copies_(loop, options_.step.lease),
-      step_(loop, model, options_.step),
+      step_(loop, model, options_.step, [this](const Status& why) { fail(why, true); }),
       stalls_(loop, options_.stall_warning, log_),
       calls_(loop, options_.step_timeout, stalls_, [this](uint64_t call) { return wait_report(call); }),
       collectives_(calls_, options_.algorithm, [this] { return admit_call(); }),
@@ -36,9 +36,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       giver_(model, step_),
       last_step_(loop, options_.step.lease, log_,
                  [this](transport::Time reported) { return verdict_due_(reported); }),
-      last_values_(model) {
-  step_.on_device_failure([this](const Status& why) { fail(why, true); });
-}
+      last_values_(model) {}
 
 Engine::~Engine() = default;
 
@@ -144,13 +142,13 @@ Engine::Done Engine::watched(const char* operation, const std::string& name, Don
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = admit_call(); !status.ok()) return done(status);
-  objects_.put(peers(), name, std::move(object), object_deadline(options),
+  objects_.put(name, std::move(object), object_deadline(options),
                watched(Objects::kPut, name, std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = admit_call(); !status.ok()) return done(status);
-  objects_.delete_everywhere(peers(), name, object_deadline(options),
+  objects_.delete_everywhere(name, object_deadline(options),
                              watched(Objects::kDelete, name, std::move(done)));
 }
 
@@ -215,7 +213,7 @@ void Engine::end_waits(const Status& why) {
   if (starting_) std::exchange(starting_, std::nullopt)->done(why);
   calls_.end_waiting(why);
   checkpoints_.fail(why);
-  objects_.fail(peers(), why);
+  objects_.fail(why);
   giver_.drop_all(why);
   last_step_.refuse_questions(why);
   last_step_.end_wait();
@@ -345,7 +343,7 @@ void Engine::on_object(transport::Message message, transport::Responder respond)
         failed(why);
     };
   }
-  objects_.receive(peers(), object_deadline(), std::move(message), respond);
+  objects_.receive(object_deadline(), std::move(message), respond);
 }
 
 }  // namespace dsgd

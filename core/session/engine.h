@@ -73,7 +73,12 @@ class Engine final : public SessionEvents {
   }
 
   // The mesh exists before the view does, since peers may dial early.
-  void use_mesh(Mesh* mesh) { mesh_ = mesh, step_.use_mesh(mesh), calls_.use_mesh(mesh); }
+  void use_mesh(Mesh* mesh) {
+    mesh_ = mesh;
+    step_.use_mesh(mesh);
+    calls_.use_mesh(mesh);
+    objects_.use_peers(mesh ? &mesh->peers : nullptr);
+  }
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
   // the session goes on.
@@ -227,10 +232,23 @@ class Engine final : public SessionEvents {
   uint64_t watch_object(const char* operation, const std::string& name);
   // Warns in the same way until the returned function is called, which calls `done`.
   Done watched(const char* operation, const std::string& name, Done done);
-  Peers* peers() const { return mesh_ ? &mesh_->peers : nullptr; }
   Objects::Deadline object_deadline(const CallOptions& options = {}) const {
     return {calls_.deadline(options), calls_.deadline_setting(options)};
   }
+
+  // Common to several of the following parts.
+  // Calls `then` only if the view is still the present one.
+  template <typename Then>
+  auto in_view(Then then) {
+    return [this, then = std::move(then), entered = view()](auto&&... arguments) {
+      if (!entering_ && entered == view() && failure_.ok())
+        then(std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+  bool is_on_host() const;  // all replicas are
+  // `why`: what is wrong with the message of that rank.
+  Status other_version(int32_t rank, const Status& why) const;
+  static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
 
   // Checkpoints: both.
   Status begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
@@ -277,8 +295,6 @@ class Engine final : public SessionEvents {
   Result<Teams> compute_teams(const std::vector<std::vector<std::byte>>& encoded,
                               const std::vector<uint32_t>& gpus_of, bool demanded);
   void join_team(const std::shared_ptr<Call>& call, Teams teams, Done done);
-  // `why`: what is wrong with the message of that rank.
-  Status other_version(int32_t rank, const Status& why) const;
   void give_values(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, Done done);
   // `filled`: they are to be filled with this worker's values.
   Result<HostValues> host_values(bool filled);
@@ -336,8 +352,6 @@ class Engine final : public SessionEvents {
 
   // The state of a worker that joins (engine_join.cc).
   void learn();
-  bool is_on_host() const;
-  static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
   void end_learning();
   void ask_for_state(size_t source);
   void ask_later(size_t source, const Status& why);
@@ -350,14 +364,6 @@ class Engine final : public SessionEvents {
   void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
                   transport::Time deadline, std::function<void()> then);
   void stop_fetching_rest();
-  // Calls `then` only if the view is still the present one.
-  template <typename Then>
-  auto in_view(Then then) {
-    return [this, then = std::move(then), entered = view()](auto&&... arguments) {
-      if (!entering_ && entered == view() && failure_.ok())
-        then(std::forward<decltype(arguments)>(arguments)...);
-    };
-  }
 
   // Failures.
   Status no_memory(const std::string& what) const;

@@ -138,7 +138,7 @@ void Engine::give_state(const std::shared_ptr<Copying>& copying) {
 // Before the state: a learner that has the state is none in the next view, and is given no objects there.
 void Engine::give_objects(const std::shared_ptr<Copying>& copying, std::function<void()> then) {
   const auto given = join(copying->learners.size() + 1, [then](const Status&) { then(); });
-  for (int32_t learner : copying->learners) objects_.give(*peers(), learner, given);
+  for (int32_t learner : copying->learners) objects_.give(learner, given);
   given({});
 }
 

@@ -25,10 +25,7 @@ constexpr size_t kBucket = 4 << 20, kBucketOfTeams = 32 << 20, kBucketOfOneGpu =
 }  // namespace
 
 std::string Engine::signature(const std::string& strategy, bool with_rate) const {
-  std::string text = describe_settings(options_, model_, strategy, with_rate);
-  if (mesh_)
-    text += "receive_memory gives chunks of " + std::to_string(mesh_->peers.chunk_bytes()) + " bytes\n";
-  return text;
+  return describe_settings(options_, model_, strategy, with_rate, mesh_ ? mesh_->peers.chunk_bytes() : 0);
 }
 
 void Engine::refuse(const std::string& name, const Status& why, uint32_t channel) {

@@ -94,7 +94,7 @@ void Engine::enter_view() {
   mesh_->change_view(next.view, why);
   calls_.end_waiting(why);
   checkpoints_.fail(why);
-  objects_.change_view(peers(), why);
+  objects_.change_view(why);
   last_step_.refuse_questions(why);
   if (failure_.ok()) calls_.go_on();
   entering_ = false;
@@ -121,7 +121,7 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
   } else if (Status opened = open(view); !opened.ok()) {
     return fail(opened, true);
   }
-  objects_.change_view(peers(), why);  // numbers of its puts are those of this view
+  objects_.change_view(why);  // numbers of its puts are those of this view
   if (on_view_) on_view_(view);
   report();
 }

@@ -3,14 +3,12 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <cstddef>
-
 #include "core/base/text.h"
 
 namespace dsgd {
 
 std::string describe_settings(const EngineOptions& options, const Model& model, const std::string& strategy,
-                              bool with_rate) {
+                              bool with_rate, size_t chunk_bytes) {
   std::string text = "library " + options.library_version + "\n";
   text += "fingerprint = " + options.fingerprint + '\n';
   for (size_t p = 0; p < model.parameters.size(); ++p) {
@@ -41,6 +39,7 @@ std::string describe_settings(const EngineOptions& options, const Model& model, 
   text += "loss_scale = " + model.loss_scale.text() + '\n';
   text += std::string("nonfinite = ") + kNonFiniteActions[static_cast<size_t>(options.step.nonfinite)] + '\n';
   text += std::string("absent = ") + (options.step.absent_is_zero ? "zero" : "skip") + '\n';
+  if (chunk_bytes > 0) text += "receive_memory gives chunks of " + std::to_string(chunk_bytes) + " bytes\n";
   return text;
 }
 

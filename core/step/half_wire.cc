@@ -52,13 +52,12 @@ Status HalfWire::make_buffers() {
       last->range.end = piece.position + piece.count;
       Residual& residual = residuals_[piece.parameter];
       if (piece.begin > 0 || parameter.count == 0) continue;
-      for (Memory* memory : {&residual.kept, &residual.next}) {
-        if (memory == &residual.kept && residual.kept) {
-          state_.buffer_bytes += parameter.state_nbytes();
-        } else if (Status status = make(parameter.state_nbytes(), memory); !status.ok()) {
-          return status;
-        }
+      if (residual.kept) {
+        state_.buffer_bytes += parameter.state_nbytes();
+      } else {
+        DSGD_RETURN_IF_ERROR(make(parameter.state_nbytes(), &residual.kept));
       }
+      DSGD_RETURN_IF_ERROR(make(parameter.state_nbytes(), &residual.next));
     }
   }
   return {};

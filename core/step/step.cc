@@ -17,8 +17,10 @@
 
 namespace dsgd {
 
-Step::Step(transport::Loop& loop, Model& model, StepOptions options)
+Step::Step(transport::Loop& loop, Model& model, StepOptions options,
+           std::function<void(const Status&)> on_device_failure)
     : loop_(loop),
+      on_device_failure_(std::move(on_device_failure)),
       state_(model, options),
       waiter_(loop),
       host_(state_),
@@ -82,9 +84,8 @@ Status Step::make_buffers() {
 
 // ---- the header
 
-void Step::begin(StepRequest request, Done done) {
+void Step::reset(StepRequest request) {
   state_.request = std::move(request);
-  done_ = std::move(done);
   state_.result = {};
   state_.result.step = static_cast<int64_t>(state_.request.step);
   state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->members().view().view) : 1;
@@ -93,6 +94,11 @@ void Step::begin(StepRequest request, Done done) {
   progress_ = {};
   progress_.begun = progress_.marked = loop_.now();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
+}
+
+void Step::begin(StepRequest request, Done done) {
+  reset(std::move(request));
+  done_ = std::move(done);
   group_.begin_step();
   commit_.begin_step();
   counters_.buffers.set(state_.buffer_bytes);
@@ -120,9 +126,8 @@ bool Step::suspend(const Status& why) {
 }
 
 void Step::begin_suspended(StepRequest request, Done done) {
-  state_.request = std::move(request);
+  reset(std::move(request));
   suspended_ = std::move(done);
-  for (BucketBuffers& buffers : state_.buffers) buffers.progress.ready = false;
 }
 
 bool Step::resume(uint64_t call) {
@@ -675,9 +680,7 @@ void Step::deliver_values() {
 void Step::end_without_data() {
   const Status same =
       state_.model.optimizer->is_none() ? Status() : compare_replicas(state_.model, state_.rank(), name());
-  // Fails the session, as a failed device does.
-  if (!same.ok() && on_device_failure_) return on_device_failure_(same);
-  if (!same.ok()) return fail(same);
+  if (!same.ok()) return on_device_failure_(same);  // fails the session, as a failed device does
   const auto end_step = [this] { state_.request.wait_for_devices ? end_when_reached(false) : end(); };
   state_.mesh ? compare_values(end_step) : end_step();
 }

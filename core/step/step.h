@@ -60,14 +60,12 @@ class Step {
  public:
   using Done = std::function<void(const Status&, const StepResult&)>;
 
-  Step(transport::Loop& loop, Model& model, StepOptions options);
+  // `on_device_failure` is called when a device fails in a step, or when the values of replicas differ. It
+  // must fail the session, which ends the step.
+  Step(transport::Loop& loop, Model& model, StepOptions options,
+       std::function<void(const Status&)> on_device_failure);
   ~Step();
-  void use_mesh(Mesh* mesh) { state_.mesh = mesh; }  // null: one worker
-  // `failed` is called when a device fails in a step, or when the values of replicas differ. It must fail the
-  // session, which ends the step.
-  void on_device_failure(std::function<void(const Status&)> failed) {
-    on_device_failure_ = std::move(failed);
-  }
+  void use_mesh(Mesh* mesh) { state_.mesh = mesh; }   // null: one worker
   std::string name() const { return state_.name(); }  // of the step in flight
   uint64_t call() const { return state_.request.call; }
   // Gradients that the step in flight waits for.
@@ -148,6 +146,7 @@ class Step {
 
  private:
   Status make_buffers();
+  void reset(StepRequest request);  // for a new step
   // Return a callback for what a step waits for; it does nothing once the step has ended. On an error
   // or_fail() fails the step, and or_device_failure() the session, since no other worker knows of the error.
   std::function<void(const Status&)> or_fail(std::function<void()> then);
@@ -220,7 +219,7 @@ class Step {
   void trace_bucket(size_t bucket, const char* name, transport::Time begin, transport::Time end);
 
   transport::Loop& loop_;
-  std::function<void(const Status&)> on_device_failure_;
+  const std::function<void(const Status&)> on_device_failure_;
   StepState state_;
   uint64_t version_ = 0, plan_digest_ = 0;
   metrics::StepCounters counters_;

@@ -27,7 +27,7 @@ void Step::device_failed(const Status& cause) {
   const Status why = Status(cause.code(), name() + ": " + cause.message())
                          .with_operation(name())
                          .with_parameter(cause.parameter());
-  on_device_failure_ ? on_device_failure_(why) : fail(why);
+  on_device_failure_(why);
 }
 
 // Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.

@@ -38,7 +38,7 @@ std::vector<Slice> trailers_of(const Bucket& bucket) {
   for (const Piece& piece : bucket.pieces) {
     if (ranges.empty() || ranges.back().end != piece.trailer)
       ranges.push_back({piece.trailer, piece.trailer});
-    ranges.back().end += 2;
+    ranges.back().end += kTrailer;
   }
   return ranges;
 }
@@ -142,7 +142,8 @@ Status StepState::make_bucket_buffers(size_t index, const std::vector<Memory>& s
     DSGD_RETURN_IF_ERROR(on_host(bucket.elements * dtype_size(data_type(bucket)), &bucket_buffers.data));
   } else if (mesh && !path.updates_early) {
     // Room for the trailers, which are the first elements of a bucket without owners.
-    DSGD_RETURN_IF_ERROR(on_host(2 * bucket.pieces.size() * dtype_size(bucket.dtype), &bucket_buffers.data));
+    DSGD_RETURN_IF_ERROR(
+        on_host(kTrailer * bucket.pieces.size() * dtype_size(bucket.dtype), &bucket_buffers.data));
   }
   if (options.reproducible) {
     DSGD_RETURN_IF_ERROR(on_host(nbytes, &bucket_buffers.result));
