@@ -155,7 +155,8 @@ void Collectives::broadcast(std::span<std::byte> data, DType dtype, int32_t root
 void Collectives::allgather(std::span<const std::byte> send, std::span<std::byte> receive,
                             std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
-  if (counts.size() != static_cast<size_t>(size())) return done(arguments_of_another_view());
+  if (counts.size() != static_cast<size_t>(size()) || counts[rank()] * dtype_size(dtype) != send.size())
+    return done(arguments_of_another_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "all-gather", options, done,
                       [=, this] { allgather_fetched(call, send, receive, counts, dtype, done); });
@@ -192,7 +193,8 @@ void Collectives::reduce_scatter(std::span<const std::byte> send, std::span<std:
                                  std::vector<size_t> counts, DType dtype, Reduction reduction, Done done,
                                  const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
-  if (counts.size() != static_cast<size_t>(size())) return done(arguments_of_another_view());
+  if (counts.size() != static_cast<size_t>(size()) || counts[rank()] * dtype_size(dtype) != receive.size())
+    return done(arguments_of_another_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "reduce-scatter", options, done, [=, this] {
     reduce_scatter_fetched(call, send, receive, counts, dtype, reduction, done);
