@@ -8,7 +8,8 @@ import (
 
 // SaveCheckpoint saves the model, the optimizer's state, the step and the data shards in folder ("": the configured
 // checkpoint_dir), on a file system that all workers share. All workers call it between the same steps. When the context
-// ends first, the checkpoint is still written.
+// ends first, the checkpoint is still written. Its copy of the model may then be made only when an earlier save has ended;
+// a step before fails with [ErrState].
 func (s *Session) SaveCheckpoint(ctx context.Context, folder string) error {
 	return saveCheckpoint(s, folder).run(ctx)
 }

@@ -2,6 +2,7 @@
 // work on the files' thread.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -24,7 +25,11 @@ class CheckpointQueue {
   CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin);
   void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
   const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none
-  bool idle() const { return !present_ && waiting_.empty(); }  // no call has begun, and none waits
+  // No call is in flight. One that has ended may still wait for its turn.
+  bool idle() const {
+    return !present_ && std::none_of(waiting_.begin(), waiting_.end(),
+                                     [](const Waiting& one) { return one.call->done != nullptr; });
+  }
 
   // Calls `begin` when it is this call's turn. end() follows. If its deadline comes first, the call ends, but
   // keeps its turn: the other workers make the same call, and have to be told.

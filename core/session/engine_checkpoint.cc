@@ -28,13 +28,14 @@ using transport::CheckpointReport;
 // ---- both saving and loading
 
 Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+  // First, as on the other workers: a call that a new view fails takes no number.
+  if (Status status = admit_call(); !status.ok()) return status;
+  if (!checkpoints_.files())
+    return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   if (!checkpoint->expired.ok()) {
     refuse(kind_name(checkpoint->kind), checkpoint->expired, kCheckpointChannel);
     return checkpoint->expired;
   }
-  if (Status status = admit_call(); !status.ok()) return status;
-  if (!checkpoints_.files())
-    return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   checkpoint->options.channel = kCheckpointChannel;
   checkpoint->call = calls_.begin(&checkpoint->done, checkpoint->options);
   checkpoint->call->deadline = checkpoint->deadline;

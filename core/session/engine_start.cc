@@ -29,7 +29,9 @@ std::string Engine::signature(const std::string& strategy, bool with_rate) const
 }
 
 void Engine::refuse(const std::string& name, const Status& why, uint32_t channel) {
-  if (!mesh_ || !torn_.ok() || !failure_.ok()) return;
+  // Once the steps have ended, a change of the strategy takes no number on any worker, but a load does.
+  const bool is_made = torn_.ok() || channel == kCheckpointChannel;
+  if (!mesh_ || !is_made || !failure_.ok()) return;
   Done end = [](const Status&) {};
   CallOptions options;
   options.channel = channel;

@@ -42,6 +42,8 @@ Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& p
                        impl_->engine().save_checkpoint(
                            folder, [operation] { operation->set_model_copied(); }, done, options);
                      });
+  std::lock_guard lock(impl_->step_mutex);
+  impl_->last_save = operation;
   return operation;
 }
 
@@ -57,8 +59,10 @@ Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& p
   if (!call.status().ok()) return call.status();
   const auto folder = impl_->checkpoint_folder("dsgd_checkpoint_load", path);
   if (!folder.ok()) return folder.status();
+  CallOptions of_channel = options;  // where dsgd_op_wait looks for what the call waits for
+  of_channel.channel = kCheckpointChannel;
   return impl_->launch_change(
-      "dsgd_checkpoint_load", mode, options,
+      "dsgd_checkpoint_load", mode, of_channel,
       [folder = folder.value(), options](Engine& engine, auto done) {
         engine.load_checkpoint(folder, done, options);
       },

@@ -324,11 +324,12 @@ struct Session::Impl {
   std::mutex step_mutex;                      // the step in flight, and the order of its messages to the loop
   std::shared_ptr<Operation> step_operation;  // null: no step is in flight
   bool in_step() const { return step_operation != nullptr; }
-  const char* changing = nullptr;  // the call of the change in flight (launch_change); null: none
-  int64_t next_step = 0;           // index of the step in flight, or of the next one
-  bool step_begun = false;         // since the start, or since a checkpoint was loaded
-  Status step_failure;             // of the last step begun
-  bool torn = false;               // as engine().torn(), for other threads
+  std::shared_ptr<Operation> last_save;  // null: none has begun, or a step has begun since
+  const char* changing = nullptr;        // the call of the change in flight (launch_change); null: none
+  int64_t next_step = 0;                 // index of the step in flight, or of the next one
+  bool step_begun = false;               // since the start, or since a checkpoint was loaded
+  Status step_failure;                   // of the last step begun
+  bool torn = false;                     // as engine().torn(), for other threads
 
   struct CallsOfAKind {
     const char *operation, *label;  // the operations' name; the name in metrics

@@ -185,6 +185,10 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (in_step()) return Status(Code::kState, "a step is in flight already; wait for its end first");
   if (Status status = check_not_changing("a step"); !status.ok()) return status;
   if (is_closing()) return Status(Code::kClosed, "the session is closing, so no step can begin");
+  if (last_save && !last_save->model_copied())
+    return Status(Code::kState,
+                  "dsgd_checkpoint_save has not copied the model yet; wait until it has returned");
+  last_save.reset();
   auto weights = split_weight(weight);
   if (!weights.ok()) return weights.status();
   if (views_change) shards.begin_step();

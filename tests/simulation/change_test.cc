@@ -248,5 +248,35 @@ TEST(Change, AWorkerThatJoinsNeedsNoCheckpointAndMayAskForOne) {
   EXPECT_EQ(last[0].size, 3) << cluster.history(2);
 }
 
+// The second save waits for the first one, which worker 1 makes late.
+TEST(Save, LetsNoStepBeginBeforeItHasCopiedTheModel) {
+  Cluster cluster({.workers = 2, .separate_head = true, .files = true}, [](Cluster& cluster, Session& session,
+                                                                           int worker) {
+    EXPECT_TRUE(Cluster::train(cluster, session, worker, 1)) << cluster.history(worker);
+    StepResult result;
+    if (worker == 1) {
+      cluster.pass_time(worker, 1s);
+      for (const char* folder : {"./a", "./b"}) {
+        const Status saved = wait_for(session, session.save_checkpoint(folder, Session::Mode::kWait));
+        EXPECT_TRUE(saved.ok()) << saved.message();
+      }
+    } else {
+      const auto first = session.save_checkpoint("./a", Session::Mode::kQueue).value();
+      const auto second = session.save_checkpoint("./b", Session::Mode::kQueue).value();
+      cluster.pass_time(worker, 100ms);
+      EXPECT_TRUE(first->model_copied());
+      EXPECT_FALSE(second->model_copied());
+      const Status step = session.step(1, &result);
+      EXPECT_EQ(step.code(), Code::kState);
+      EXPECT_NE(step.message().find("has not copied the model"), std::string::npos);
+      session.wait_until_copied(*second);
+      EXPECT_TRUE(second->model_copied());
+      for (const auto& save : {first, second}) EXPECT_TRUE(session.wait(*save, -1ms).ok());
+    }
+    EXPECT_TRUE(session.step(1, &result).ok());
+  });
+  ASSERT_TRUE(cluster.run_until_ended(60s));
+}
+
 }  // namespace
 }  // namespace dsgd::simulation

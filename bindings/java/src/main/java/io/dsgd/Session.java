@@ -345,6 +345,7 @@ public final class Session extends Collectives implements AutoCloseable {
    * @param folder on a file system that all workers share; null: the configured checkpoint_dir
    */
   public void saveCheckpoint(String folder) throws InterruptedException {
+    inFlight.checkMayWait(); // before the operation has begun
     saveCheckpointAsync(folder).join();
   }
 
