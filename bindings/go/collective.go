@@ -204,9 +204,6 @@ func (t task) start() (*Op, error) {
 		t.unpin()
 		return nil, t.fault
 	}
-	if t.blocks {
-		return s.core.startBlocking(s, t.begin)
-	}
 	return s.core.start(s, plainOp, t.pins, t.begin)
 }
 

@@ -16,13 +16,13 @@ type core struct {
 
 	closing sync.Mutex // one dsgd_close at a time: Close returns only after it has ended
 
-	mu      sync.Mutex
-	bound   map[boundKey]*runtime.Pinner
-	ops     map[uintptr]*flight // in flight, by C handle
-	calls   int                 // goroutines in startBlocking
-	early   map[uintptr]bool    // operations that ended before startBlocking put them into ops
-	reaping bool                // the reaper runs, or ran
-	closed  bool                // dsgd_close has returned
+	mu       sync.Mutex
+	bound    map[boundKey]*runtime.Pinner
+	ops      map[uintptr]*flight // in flight, by C handle
+	starting int                 // goroutines within start
+	early    map[uintptr]bool    // operations that ended before start put them into ops
+	reaping  bool                // the reaper runs, or ran
+	closed   bool                // dsgd_close has returned
 }
 
 type boundKey struct{ replica, parameter uintptr }
@@ -89,53 +89,45 @@ func (c *core) replace(key boundKey, pins *runtime.Pinner) {
 	}
 }
 
-// start begins an asynchronous operation whose buffers are pinned by pins (nil: none). begin must not block.
+// start begins an asynchronous operation whose buffers are pinned by pins (nil: none). begin may block: other operations begin
+// and end meanwhile.
 func (c *core) start(owner *Session, kind opKind, pins *runtime.Pinner, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
 	c.sweep()
-	// Held over the C call: an operation that ends at once must be in the table before the reaper looks for it.
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.starting++
+	c.mu.Unlock()
 	var handle uintptr
-	if err := call(owner, func(err *uintptr) int { return begin(&handle, err) }); err != nil {
+	err := call(owner, func(err *uintptr) int { return begin(&handle, err) })
+	if err != nil {
+		c.add(nil)
 		if pins != nil {
 			pins.Unpin()
 		}
 		return nil, err
 	}
-	return c.add(owner, kind, pins, handle), nil
-}
-
-// add puts an operation into the table. The caller holds mu.
-func (c *core) add(owner *Session, kind opKind, pins *runtime.Pinner, handle uintptr) *Op {
 	f := &flight{core: c, key: handle, kind: kind, handle: handle, pins: pins, done: make(chan struct{})}
-	c.ops[handle] = f
-	return &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f}
-}
-
-// startBlocking is start for a begin that may block. Other operations begin and end meanwhile.
-func (c *core) startBlocking(owner *Session, begin func(op *uintptr, err *uintptr) int) (*Op, error) {
-	c.sweep()
-	c.mu.Lock()
-	c.calls++
-	c.mu.Unlock()
-	var handle uintptr
-	err := call(owner, func(err *uintptr) int { return begin(&handle, err) })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls--
-	ended := c.early[handle] || c.closed
-	delete(c.early, handle)
-	if c.calls == 0 {
-		clear(c.early)
-	}
-	if err != nil {
-		return nil, err
-	}
-	op := c.add(owner, plainOp, nil, handle)
-	if ended {
-		go op.flight.ended() // not here: it takes mu
+	op := &Op{owner: owner, id: raw.Dsgd_op_id(handle), flight: f} // before add, since another goroutine may then free the handle
+	if c.add(f) {
+		f.ended()
 	}
 	return op, nil
+}
+
+// add ends a start: it puts the operation into the table (nil: none has begun), and reports whether it may have ended before.
+func (c *core) add(f *flight) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ended := false
+	if f != nil {
+		c.ops[f.key] = f
+		ended = c.early[f.key] || c.closed
+		delete(c.early, f.key)
+	}
+	c.starting--
+	if c.starting == 0 {
+		clear(c.early)
+	}
+	return ended
 }
 
 // forget takes an operation that has ended from the table. Its handle may meanwhile be that of another.
@@ -193,7 +185,7 @@ func (c *core) poll(handles []uintptr, timeoutMS int) bool {
 	for _, handle := range handles[:count] {
 		c.mu.Lock()
 		f := c.ops[handle] // none where a waiter was faster
-		if f == nil && c.calls > 0 {
+		if f == nil && c.starting > 0 {
 			c.early[handle] = true
 		}
 		c.mu.Unlock()
