@@ -102,14 +102,21 @@ void deal_all(const std::vector<ShardList*>& lists, uint64_t view, const std::ve
   }
 }
 
+// A shard of the only worker, number 7, whose first step has used all samples.
+std::shared_ptr<SharedShard> after_an_epoch(ShardList* list, size_t samples) {
+  list->enter({1, false, 0, {7}});
+  auto shard = list->add(samples, 0, false);
+  std::vector<int64_t> indices(samples);
+  EXPECT_EQ(shard->next(indices.data(), samples), samples);
+  list->begin_step();
+  list->commit({{0, list->drawn_for_step()}});
+  return shard;
+}
+
 TEST(ShardList, AWorkerThatJoinsAtTheEndOfAnEpochIsInTheNextOne) {
   ShardList first, second;
-  first.enter({1, false, 0, {7}});
-  const auto mine = first.add(10, 0, false);
+  const auto mine = after_an_epoch(&first, 10);
   int64_t indices[10];
-  EXPECT_EQ(mine->next(indices, 10), 10u);
-  first.begin_step();
-  first.commit({{0, first.drawn_for_step()}});
   second.enter({1, true, 1, {7, 8}});
   EXPECT_TRUE(second.waits_for_others());
   deal_all({&first, &second}, 2, {7, 8}, true);
@@ -129,12 +136,8 @@ TEST(ShardList, AWorkerThatJoinsAtTheEndOfAnEpochIsInTheNextOne) {
 
 TEST(ShardList, AWorkerThatJoinsInTheStepThatHasDrawnAnEpochIsInThisEpoch) {
   ShardList first, second;
-  first.enter({1, false, 0, {7}});
-  const auto mine = first.add(2, 0, false);
+  const auto mine = after_an_epoch(&first, 2);
   int64_t indices[2];
-  EXPECT_EQ(mine->next(indices, 2), 2u);
-  first.begin_step();
-  first.commit({{0, first.drawn_for_step()}});  // this step ends epoch 0
   EXPECT_TRUE(mine->seek(1, 0));
   EXPECT_EQ(mine->next(indices, 2), 2u);  // for the step in flight
   second.enter({1, true, 1, {7, 8}});
