@@ -13,6 +13,11 @@ bool is_break(const Status& status) {
 
 Status session_closed() { return {Code::kClosed, "the session is closed"}; }
 
+Status call_of_earlier_view() {
+  return {Code::kViewChanged,
+          "the workers of the job have changed; go on without this call, or make it again on all workers"};
+}
+
 Members::Members(const transport::JoinReply& view) : view_(view) {
   std::vector<int32_t> all(view_.members.size());
   std::iota(all.begin(), all.end(), 0);

@@ -14,6 +14,7 @@ namespace dsgd {
 // Returns whether the connection broke; otherwise the status is an answer of the peer.
 bool is_break(const Status& status);
 Status session_closed();  // the answer to a chunk that comes too late
+Status call_of_earlier_view();
 
 class Members {
  public:

@@ -466,9 +466,7 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
     // The answer depends on this worker's rank, which is known only once the mesh is open.
     if (!opened_) return incoming_.keep(channel, std::move(request), std::move(respond));
     if (options_.views_change && object->view < members_.view().view) {
-      return respond(Status(
-          Code::kViewChanged,
-          "the workers of the job have changed; go on without this call, or make it again on all workers"));
+      return respond(call_of_earlier_view());
     }
     if (!is_peer_of(connection, object->view, object->rank)) {
       return respond(Status(Code::kMismatch, "an object message names rank " + std::to_string(object->rank) +

@@ -57,10 +57,9 @@ void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> w
     loop_.cancel(file_timer_);
     std::exchange(*once, nullptr)(status);
   };
-  file_timer_ = loop_.schedule(call->call->deadline, [finish, call] {
+  file_timer_ = loop_.schedule(call->deadline, [finish, call] {
     finish(Status(Code::kTimeout, std::string(kind_name(call->kind)) + " has not ended within " +
-                                      call->call->limit + ": the disk of '" + call->folder +
-                                      "' has not answered"));
+                                      call->limit + ": the disk of '" + call->folder + "' has not answered"));
   });
   // `files` lives as long as its work, and may outlive the session.
   const Status started =

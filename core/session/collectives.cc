@@ -36,13 +36,6 @@ std::vector<size_t> bounds_of(const std::vector<size_t>& counts) {
   return bounds;
 }
 
-// The host has checked the arguments of a call, and a step of another thread has brought another view since.
-Status arguments_of_another_view() {
-  return Status(
-      Code::kViewChanged,
-      "the workers of the job have changed; go on without this call, or make it again on all workers");
-}
-
 }  // namespace
 
 void Collectives::allreduce(std::span<std::byte> data, DType dtype, Reduction reduction, Done done,
@@ -135,7 +128,8 @@ void Collectives::reduce_all(const SharedCall& call, std::span<std::byte> data, 
 void Collectives::broadcast(std::span<std::byte> data, DType dtype, int32_t root, Done done,
                             const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
-  if (root >= size()) return done(arguments_of_another_view());
+  // A step of another thread may have brought another view since the arguments were checked.
+  if (root >= size()) return done(call_of_earlier_view());
   if (!has_mesh()) return done({});
   const SharedCall call = calls_.begin(&done, options);
   calls_.when_fetched(call, "broadcast", options, done, [=, this] {
@@ -156,7 +150,7 @@ void Collectives::allgather(std::span<const std::byte> send, std::span<std::byte
                             std::vector<size_t> counts, DType dtype, Done done, const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
   if (counts.size() != static_cast<size_t>(size()) || counts[rank()] * dtype_size(dtype) != send.size())
-    return done(arguments_of_another_view());
+    return done(call_of_earlier_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "all-gather", options, done,
                       [=, this] { allgather_fetched(call, send, receive, counts, dtype, done); });
@@ -194,7 +188,7 @@ void Collectives::reduce_scatter(std::span<const std::byte> send, std::span<std:
                                  const CallOptions& options) {
   if (Status status = admit_(); !status.ok()) return done(status);
   if (counts.size() != static_cast<size_t>(size()) || counts[rank()] * dtype_size(dtype) != receive.size())
-    return done(arguments_of_another_view());
+    return done(call_of_earlier_view());
   const SharedCall call = has_mesh() ? calls_.begin(&done, options) : nullptr;
   calls_.when_fetched(call, "reduce-scatter", options, done, [=, this] {
     reduce_scatter_fetched(call, send, receive, counts, dtype, reduction, done);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/log.h"
@@ -82,7 +83,7 @@ class Engine final : public SessionEvents {
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
   // the session goes on.
-  void refuse(const std::string& name, const Status& why, uint32_t channel = 0);
+  void refuse(const std::string& name, const Status& why);
 
   int32_t rank() const { return mesh_ ? mesh_->peers.rank() : 0; }
   int32_t size() const { return mesh_ ? mesh_->peers.size() : 1; }
@@ -250,7 +251,11 @@ class Engine final : public SessionEvents {
   Status other_version(int32_t rank, const Status& why) const;
   static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
 
+  void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
+
   // Checkpoints: both.
+  std::shared_ptr<CheckpointCall> new_checkpoint(Kind kind, const std::string& folder,
+                                                 const CallOptions& options) const;
   Status begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint);
   // Tells the others what this worker has done. A failure of any worker ends the call on all of them.
   void exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,

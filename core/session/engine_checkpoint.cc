@@ -27,16 +27,27 @@ using transport::CheckpointReport;
 
 // ---- both saving and loading
 
+std::shared_ptr<CheckpointCall> Engine::new_checkpoint(Kind kind, const std::string& folder,
+                                                       const CallOptions& options) const {
+  auto checkpoint = std::make_shared<CheckpointCall>();
+  checkpoint->kind = kind;
+  checkpoint->folder = folder;
+  checkpoint->options = options;
+  checkpoint->options.channel = kCheckpointChannel;
+  checkpoint->deadline = calls_.deadline(options);
+  checkpoint->limit = calls_.deadline_setting(options);
+  return checkpoint;
+}
+
 Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
   // First, as on the other workers: a call that a new view fails takes no number.
   if (Status status = admit_call(); !status.ok()) return status;
   if (!checkpoints_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   if (!checkpoint->expired.ok()) {
-    refuse(kind_name(checkpoint->kind), checkpoint->expired, kCheckpointChannel);
+    refuse_next_call(kCheckpointChannel, kind_name(checkpoint->kind), checkpoint->expired);
     return checkpoint->expired;
   }
-  checkpoint->options.channel = kCheckpointChannel;
   checkpoint->call = calls_.begin(&checkpoint->done, checkpoint->options);
   checkpoint->call->deadline = checkpoint->deadline;
   return {};
@@ -91,12 +102,7 @@ std::vector<size_t> Engine::states_by_parameter() {
 
 void Engine::save_checkpoint(const std::string& folder, std::function<void()> taken, Done done,
                              const CallOptions& options) {
-  auto checkpoint = std::make_shared<CheckpointCall>();
-  checkpoint->kind = Kind::kSave;
-  checkpoint->folder = folder;
-  checkpoint->options = options;
-  checkpoint->deadline = calls_.deadline(options);
-  checkpoint->limit = calls_.deadline_setting(options);
+  const auto checkpoint = new_checkpoint(Kind::kSave, folder, options);
   checkpoint->taken = std::move(taken);
   checkpoint->done = std::move(done);
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);

@@ -66,12 +66,7 @@ void Engine::load_checkpoint(const std::string& folder, Done done, const CallOpt
     log_->info("loads no checkpoint: this worker has joined a running job and holds its state");
     return done({});
   }
-  auto checkpoint = std::make_shared<CheckpointCall>();
-  checkpoint->kind = Kind::kLoad;
-  checkpoint->folder = folder;
-  checkpoint->options = options;
-  checkpoint->deadline = calls_.deadline(options);
-  checkpoint->limit = calls_.deadline_setting(options);
+  const auto checkpoint = new_checkpoint(Kind::kLoad, folder, options);
   checkpoint->done = begin_change(std::move(done));
   if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
   checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });

@@ -28,10 +28,13 @@ std::string Engine::signature(const std::string& strategy, bool with_rate) const
   return describe_settings(options_, model_, strategy, with_rate, mesh_ ? mesh_->peers.chunk_bytes() : 0);
 }
 
-void Engine::refuse(const std::string& name, const Status& why, uint32_t channel) {
-  // Once the steps have ended, a change of the strategy takes no number on any worker, but a load does.
-  const bool is_made = torn_.ok() || channel == kCheckpointChannel;
-  if (!mesh_ || !is_made || !failure_.ok()) return;
+// Once the steps have ended, the call takes no number on any worker.
+void Engine::refuse(const std::string& name, const Status& why) {
+  if (torn_.ok()) refuse_next_call(0, name, why);
+}
+
+void Engine::refuse_next_call(uint32_t channel, const std::string& name, const Status& why) {
+  if (!mesh_ || !failure_.ok()) return;
   Done end = [](const Status&) {};
   CallOptions options;
   options.channel = channel;
