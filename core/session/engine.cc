@@ -20,30 +20,31 @@ constexpr const char* kCommunication = "what its communication needs";
 }  // namespace
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
-    : loop_(loop),
-      model_(model),
-      options_(std::move(options)),
-      log_(std::move(log)),
-      waiter_(loop),
-      copies_(loop, options_.step.lease),
-      step_(loop, model, options_.step, [this](const Status& why) { fail(why, true); }),
-      stalls_(loop, options_.stall_warning, log_),
-      calls_(loop, options_.step_timeout, stalls_, [this](uint64_t call) { return wait_report(call); }),
-      collectives_(calls_, options_.algorithm, [this] { return admit_call(); }),
+    : waiter_(loop),
+      copies_(loop, options.step.lease),
+      state_(loop, model, std::move(options), log),
+      collectives_(state_.calls, state_.options.algorithm, [this] { return admit_call(); }),
+      placement_(state_),
+      start_(state_, placement_),
+      strategy_change_(state_, placement_),
+      checkpoints_(state_),
+      copier_(state_, objects_, start_, fetcher_),
       exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
-      events_(loop, log_),
-      checkpoints_(loop, [this] { return !recovering_; }),
-      giver_(model, step_),
-      last_step_(loop, options_.step.lease, log_,
+      last_step_(loop, state_.options.step.lease, log,
                  [this](transport::Time reported) { return verdict_due_(reported); }),
-      last_values_(model) {}
+      last_values_(model) {
+  state_.fail = [this](const Status& cause, bool tell_peers) { fail(cause, tell_peers); };
+  state_.admit_call = [this] { return admit_call(); };
+  state_.enter_view = [this] { enter_view(); };
+}
 
 Engine::~Engine() = default;
 
 bool Engine::idle() const {
   if (at_rest_) return true;
-  return !step_.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() && calls_.idle() &&
-         !(mesh_ && giver_.gives_to_any_of(mesh_->members().view().members));
+  return !state_.step.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() &&
+         state_.calls.idle() &&
+         !(state_.mesh && state_.giver.gives_to_any_of(state_.mesh->members().view().members));
 }
 
 Status Engine::no_memory(const std::string& what) const {
@@ -51,9 +52,15 @@ Status Engine::no_memory(const std::string& what) const {
       .with_rank(rank());
 }
 
+// Once the steps have ended, the call takes no number on any worker.
+void Engine::refuse(const std::string& name, const Status& why) {
+  if (state_.torn.ok()) state_.refuse_next_call(0, name, why);
+}
+
 Status Engine::open(const transport::JoinReply& view) {
-  Status status = mesh_ ? mesh_->open(view) : Status();
-  if (view.members.size() == 1 && !options_.views_change) use_mesh(nullptr);  // this worker is the whole job
+  Status status = state_.mesh ? state_.mesh->open(view) : Status();
+  if (view.members.size() == 1 && !state_.options.views_change)
+    use_mesh(nullptr);  // this worker is the whole job
   exhausted_ = no_memory(kCommunication);
   return status;
 }
@@ -62,64 +69,64 @@ Status Engine::open(const transport::JoinReply& view) {
 
 void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_devices, StepDone done,
                         const CallOptions& options) {
-  if (!torn_.ok()) return done(torn_, {});
-  if (!failure_.ok()) return done(failure_, {});
+  if (!state_.torn.ok()) return done(state_.torn, {});
+  if (!state_.failure.ok()) return done(state_.failure, {});
   StepRequest request;
-  request.step = next_step_;
+  request.step = state_.next_step;
   request.call = next_call();
   request.weights = std::move(weights);
   request.stop = stop;
   request.wait_for_devices = wait_for_devices;
-  request.timeout = options.timeout_or(options_.step_timeout);
-  request.deadline = loop_.now() + request.timeout;
-  request.limit = calls_.deadline_setting(options);
-  request.previous_view = std::max<int64_t>(last_result_.view, 1);
-  if (options_.views_change && shards_) request.drawn = shards_->drawn_for_step();
-  const uint64_t watch = stalls_.begin([this] { return wait_report(step_.call()); });
+  request.timeout = options.timeout_or(state_.options.step_timeout);
+  request.deadline = state_.loop.now() + request.timeout;
+  request.limit = state_.calls.deadline_setting(options);
+  request.previous_view = std::max<int64_t>(state_.last_result.view, 1);
+  if (state_.options.views_change && state_.shards) request.drawn = state_.shards->drawn_for_step();
+  const uint64_t watch = state_.stalls.begin([this] { return wait_report(state_.step.call()); });
   const auto ended = [this, watch, done = std::move(done)](const Status& status, const StepResult& result) {
-    stalls_.end(watch);
-    last_step_failed_ = !status.ok() && !step_.failed_in_agreement();
+    state_.stalls.end(watch);
+    state_.last_step_failed = !status.ok() && !state_.step.failed_in_agreement();
     if (status.ok()) {
-      ++next_step_;
-      last_step_.answer_questions(next_step_);
-      if (mesh_) giver_.step_ended(mesh_->members().view().members);
-      last_step_call_ = step_.call();
-      last_result_ = result;
-      if (shards_) shards_->commit(step_.drawn());
-      compared_ = result.all_done;
+      ++state_.next_step;
+      last_step_.answer_questions(state_.next_step);
+      if (state_.mesh) state_.giver.step_ended(state_.mesh->members().view().members);
+      last_step_call_ = state_.step.call();
+      state_.last_result = result;
+      if (state_.shards) state_.shards->commit(state_.step.drawn());
+      state_.compared = result.all_done;
       reported_view_ = static_cast<uint64_t>(result.view);  // of a copied step an earlier one
       report_non_finite(result);
       warn_of_departed(last_step_call_);
       // While workers recover from a loss, those that made the step before cannot save it any more.
-      if (options_.checkpoint_interval > 0 && next_step_ % options_.checkpoint_interval == 0 &&
-          !recovering_ && !next_view_)
-        return save_at_interval([done, result] { done({}, result); });
+      if (state_.options.checkpoint_interval > 0 &&
+          state_.next_step % state_.options.checkpoint_interval == 0 && !state_.recovering && !next_view_)
+        return checkpoints_.save_at_interval([done, result] { done({}, result); });
     } else if (status.code() == Code::kDiverged) {
-      torn_ = status;
-    } else if (torn_.ok() && !step_.failed_in_agreement()) {
-      torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_) +
-                                      " failed half-way, so workers may be at different steps: " +
-                                      status.message() + "; load a checkpoint")
-                  .with_rank(status.rank(), status.host())
-                  .with_operation(status.operation());
+      state_.torn = status;
+    } else if (state_.torn.ok() && !state_.step.failed_in_agreement()) {
+      state_.torn = Status(Code::kTorn, "step " + std::to_string(state_.next_step) +
+                                            " failed half-way, so workers may be at different steps: " +
+                                            status.message() + "; load a checkpoint")
+                        .with_rank(status.rank(), status.host())
+                        .with_operation(status.operation());
     }
     done(status, result);
     enter_view();
   };
-  if (recovering_) return step_.begin_suspended(std::move(request), ended);
-  calls_.take();
-  step_.begin(std::move(request), ended);
+  if (state_.recovering) return state_.step.begin_suspended(std::move(request), ended);
+  state_.calls.take();
+  state_.step.begin(std::move(request), ended);
 }
 
 void Engine::report_non_finite(const StepResult& result) {
   if (result.nonfinite == 0) return;
   const std::string step = "step " + std::to_string(result.step);
-  if (options_.step.nonfinite == NonFiniteAction::kSkip) {
-    events_.note_event(
+  if (state_.options.step.nonfinite == NonFiniteAction::kSkip) {
+    state_.events.note_event(
         "a step with gradients that are not finite was skipped",
         step + " was skipped, since gradients are not finite (nonfinite = skip): " + result.nonfinite_text);
   } else {
-    events_.note_event(
+    state_.events.note_event(
         "elements of gradients that are not finite counted as 0",
         step + ": elements of gradients are not finite and count as 0 (nonfinite = zero): " +
             result.nonfinite_text +
@@ -130,12 +137,13 @@ void Engine::report_non_finite(const StepResult& result) {
 // ---- objects
 
 uint64_t Engine::watch_object(const char* operation, const std::string& name) {
-  return stalls_.begin([this, operation, name] { return WaitReport{waiting_for_object(operation, name)}; });
+  return state_.stalls.begin(
+      [this, operation, name] { return WaitReport{waiting_for_object(operation, name)}; });
 }
 
 Engine::Done Engine::watched(const char* operation, const std::string& name, Done done) {
   return [this, watch = watch_object(operation, name), done = std::move(done)](const Status& status) {
-    stalls_.end(watch);
+    state_.stalls.end(watch);
     done(status);
   };
 }
@@ -155,7 +163,8 @@ void Engine::delete_object(const std::string& name, Done done, const CallOptions
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
                             const CallOptions& options) {
   if (!objects_.has(name)) {
-    Status nobody = failure_.ok() && size() > 1 && mesh_->peers.alone() ? nobody_puts() : failure_;
+    Status nobody =
+        state_.failure.ok() && size() > 1 && state_.mesh->peers.alone() ? nobody_puts() : state_.failure;
     if (!nobody.ok()) {
       done(nobody);
       return 0;
@@ -165,13 +174,13 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
   const uint64_t watch = watch_object(Objects::kGet, name);
   const uint64_t ticket =
       objects_.get(name, [this, timer, watch, done = std::move(done)](Result<SharedObject> object) {
-        loop_.cancel(*timer);
-        stalls_.end(watch);
+        state_.loop.cancel(*timer);
+        state_.stalls.end(watch);
         done(std::move(object));
       });
   if (ticket == 0) return 0;
-  *timer = loop_.schedule(
-      calls_.deadline(options), [this, ticket, name, limit = calls_.deadline_setting(options)] {
+  *timer = state_.loop.schedule(
+      state_.calls.deadline(options), [this, ticket, name, limit = state_.calls.deadline_setting(options)] {
         const Status why = objects_.waiting(Objects::kGet, name);
         cancel_get(ticket, Status(Code::kTimeout,
                                   "dsgd_object_get has not ended within " + limit + ": " + why.message()));
@@ -182,15 +191,15 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
 // ---- failure and end
 
 void Engine::fail(const Status& cause, bool tell_peers) {
-  if (failure_.ok()) {
-    failure_ = cause;
-    calls_.stop(cause);
+  if (state_.failure.ok()) {
+    state_.failure = cause;
+    state_.calls.stop(cause);
     tell_peers_ = tell_peers;
-    log_->report_failure(cause.rank());
+    state_.log->report_failure(cause.rank());
     if (before_failure_) before_failure_(cause);
     // With one worker, the host itself has called dsgd_abort, so that is no error.
     const bool own = size() == 1 && cause.code() == Code::kAborted;
-    log_->write(own ? LogLevel::kInfo : LogLevel::kError, failure_.message());
+    state_.log->write(own ? LogLevel::kInfo : LogLevel::kError, state_.failure.message());
   }
   // Each part may be repeated: the loop calls fail() again if an allocation failure interrupts this.
   if (at_rest_ || failing_) return;
@@ -199,72 +208,75 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     ~Failing() { flag = false; }
   } failing{failing_};
   failing_ = true;
-  if (shards_) shards_->resume();
-  if (mesh_ && tell_peers_ && !enter_) mesh_->peers.tell_session_failed(failure_);
-  if (mesh_) mesh_->fail(failure_);
-  step_.abort(failure_);
-  end_waits(failure_);
-  if (after_failure_) after_failure_(failure_);
+  if (state_.shards) state_.shards->resume();
+  if (state_.mesh && tell_peers_ && !enter_) state_.mesh->peers.tell_session_failed(state_.failure);
+  if (state_.mesh) state_.mesh->fail(state_.failure);
+  state_.step.abort(state_.failure);
+  end_waits(state_.failure);
+  if (after_failure_) after_failure_(state_.failure);
   at_rest_ = true;
 }
 
 void Engine::end_waits(const Status& why) {
   waiter_.fail(why);
-  if (starting_) std::exchange(starting_, std::nullopt)->done(why);
-  calls_.end_waiting(why);
+  start_.end(why);
+  state_.calls.end_waiting(why);
   checkpoints_.fail(why);
   objects_.fail(why);
-  giver_.drop_all(why);
+  state_.giver.drop_all(why);
   last_step_.refuse_questions(why);
   last_step_.end_wait();
   copies_.fail(why);
 }
 
 void Engine::compare_last_values(transport::Time deadline, std::function<void()> then) {
-  if (!mesh_ || !started_ || compared_ || next_step_ == 0 || step_.running() || !failure_.ok() || !torn_.ok())
+  if (!state_.mesh || !state_.started || state_.compared || state_.next_step == 0 || state_.step.running() ||
+      !state_.failure.ok() || !state_.torn.ok())
     return then();
-  step_.digest_values(deadline,
-                      [this, then = std::move(then)](const Status& status, std::vector<uint64_t> digests) {
-                        if (!status.ok()) {
-                          log_->warning("dsgd_close has not compared the values: " + status.message());
-                        } else if (failure_.ok()) {
-                          last_values_.set_own(rank(), next_step_, std::move(digests));
-                        }
-                        then();
-                      });
+  state_.step.digest_values(
+      deadline, [this, then = std::move(then)](const Status& status, std::vector<uint64_t> digests) {
+        if (!status.ok()) {
+          state_.log->warning("dsgd_close has not compared the values: " + status.message());
+        } else if (state_.failure.ok()) {
+          last_values_.set_own(rank(), state_.next_step, std::move(digests));
+        }
+        then();
+      });
 }
 
 void Engine::on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) {
-  if (!digests.empty() && started_) last_values_.on_goodbye(rank, steps, std::move(digests));
+  if (!digests.empty() && state_.started) last_values_.on_goodbye(rank, steps, std::move(digests));
 }
 
 uint64_t Engine::close(const Status& cause) {
   const Status closed =
       cause.ok() ? Status(Code::kClosed, "the session was closed while this operation was in flight") : cause;
-  if (failure_.ok()) failure_ = closed;
-  calls_.stop(failure_);
-  cause.ok() ? step_.fail(closed) : step_.abort(cause);
-  // Steps go on without this worker if its start and all its steps have succeeded. step_.fail() above has
-  // marked a step in flight as failed.
-  const uint64_t departure_call = started_ && torn_.ok() && !last_step_failed_ ? next_call() : 0;
-  if (shards_) shards_->resume();
+  if (state_.failure.ok()) state_.failure = closed;
+  state_.calls.stop(state_.failure);
+  cause.ok() ? state_.step.fail(closed) : state_.step.abort(cause);
+  // Steps go on without this worker if its start and all its steps have succeeded. state_.step.fail() above
+  // has marked a step in flight as failed.
+  const uint64_t departure_call =
+      state_.started && state_.torn.ok() && !state_.last_step_failed ? next_call() : 0;
+  if (state_.shards) state_.shards->resume();
   end_waits(closed);
-  if (mesh_) mesh_->close(cause, next_step_, last_values_.own(), departure_call);
+  if (state_.mesh) state_.mesh->close(cause, state_.next_step, last_values_.own(), departure_call);
   return departure_call;
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
   if (enter_) return;  // a learner outside of any view: a failing peer does not keep it from entering one
   // A mismatch with a worker that has joined the running job is its own.
-  const bool of_one = options_.views_change ? !concerns_all_workers(why.code()) ||
-                                                  (why.code() == Code::kMismatch && has_joined_later(rank))
-                                            : why.code() == Code::kWorkerLost;
+  const bool of_one = state_.options.views_change
+                          ? !concerns_all_workers(why.code()) ||
+                                (why.code() == Code::kMismatch && state_.has_joined_later(rank))
+                          : why.code() == Code::kWorkerLost;
   if (!of_one) return fail(why, true);
   // No other worker has noticed damaged data, so the head has to be told.
-  const bool corrupted = options_.views_change && why.code() == Code::kCorrupted;
-  if (!mesh_->peers.is_leaving(rank)) return await_verdict(why, corrupted ? rank : -1, why);
+  const bool corrupted = state_.options.views_change && why.code() == Code::kCorrupted;
+  if (!state_.mesh->peers.is_leaving(rank)) return await_verdict(why, corrupted ? rank : -1, why);
   // Some of its data is lost. The head does not judge workers that have left, but may begin a new view.
-  options_.views_change ? await_verdict(why, rank, why) : fail(why, true);
+  state_.options.views_change ? await_verdict(why, rank, why) : fail(why, true);
 }
 
 void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
@@ -277,65 +289,65 @@ void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status
 // head has both reports, and all workers get its verdict. `peer` is -1 if another worker has found the loss.
 // `silent`: as in on_peer_unreachable().
 void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent) {
-  if (!failure_.ok()) return;
+  if (!state_.failure.ok()) return;
   if (!on_loss_ || !on_loss_(peer, network_error, silent)) return fail(error, true);
-  fail_without_verdict(error, peer, silent, loop_.now());
+  fail_without_verdict(error, peer, silent, state_.loop.now());
 }
 
 // Fails the session when the verdict is due and has not come. That time becomes later while the head is lost.
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
-  loop_.schedule(verdict_due_(reported),
-                 [this, error, peer, silent, reported, view = view(), alive = std::weak_ptr(alive_)] {
-                   if (alive.expired() || !failure_.ok() || view != this->view()) return;
-                   if (verdict_due_(reported) > loop_.now())
-                     return fail_without_verdict(error, peer, silent, reported);
-                   // A head that was started again does not know of a cut that is over.
-                   if (silent && !mesh_->is_silent(peer)) return;
-                   // If the peer has left, Peers has ended what waits for it.
-                   if (options_.views_change || !mesh_->peers.is_leaving(peer)) fail(error, true);
-                 });
+  state_.loop.schedule(verdict_due_(reported), [this, error, peer, silent, reported, view = view(),
+                                                alive = std::weak_ptr(state_.alive)] {
+    if (alive.expired() || !state_.failure.ok() || view != this->view()) return;
+    if (verdict_due_(reported) > state_.loop.now())
+      return fail_without_verdict(error, peer, silent, reported);
+    // A head that was started again does not know of a cut that is over.
+    if (silent && !state_.mesh->is_silent(peer)) return;
+    // If the peer has left, Peers has ended what waits for it.
+    if (state_.options.views_change || !state_.mesh->peers.is_leaving(peer)) fail(error, true);
+  });
 }
 
 // Warns once for each departed worker that a step has run without it.
 void Engine::warn_of_departed(uint64_t call) {
   std::erase_if(departed_, [&](int32_t rank) {
-    if (!mesh_->peers.left_before(rank, operation_number(call, 0))) return false;
-    log_->warning("training goes on without " + mesh_->members().name(rank) +
-                  ", which has closed its session; its model keeps the values that it had then; " +
-                  kUnevenDataAdvice);
+    if (!state_.mesh->peers.left_before(rank, operation_number(call, 0))) return false;
+    state_.log->warning("training goes on without " + state_.mesh->members().name(rank) +
+                        ", which has closed its session; its model keeps the values that it had then; " +
+                        kUnevenDataAdvice);
     return true;
   });
 }
 
 void Engine::on_peer_departed(int32_t rank) {
-  log_->info(mesh_->members().name(rank) + " has closed its session");
+  state_.log->info(state_.mesh->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
-  if (agreed_) last_step_.ask(mesh_->peers, next_step_);  // those that are left
+  if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);  // those that are left
   objects_.peer_left(rank);
-  on_source_left(rank);
-  if (mesh_->peers.alone()) objects_.fail_gets(nobody_puts());
+  if (fetcher_) fetcher_->source_left(rank);
+  if (state_.mesh->peers.alone()) objects_.fail_gets(nobody_puts());
 }
 
 // The peer's steps have ended, so those of this worker end, too.
 void Engine::on_given_up(int32_t rank, uint64_t call, const Status& cause) {
-  if (step_.running() && step_.call() == call) return step_.fail(cause);
-  if (call != last_step_call_ || !torn_.ok()) return;
-  torn_ = Status(Code::kTorn, "step " + std::to_string(next_step_ - 1) + " has succeeded here, but " +
-                                  mesh_->members().name(rank) + " gave it up: " + cause.message() +
-                                  "; load a checkpoint")
-              .with_rank(rank, mesh_->members().host_of(rank));
-  log_->error(torn_.message());
-  log_->report_failure(rank);
+  if (state_.step.running() && state_.step.call() == call) return state_.step.fail(cause);
+  if (call != last_step_call_ || !state_.torn.ok()) return;
+  state_.torn = Status(Code::kTorn, "step " + std::to_string(state_.next_step - 1) +
+                                        " has succeeded here, but " + state_.mesh->members().name(rank) +
+                                        " gave it up: " + cause.message() + "; load a checkpoint")
+                    .with_rank(rank, state_.mesh->members().host_of(rank));
+  state_.log->error(state_.torn.message());
+  state_.log->report_failure(rank);
   last_step_.end_wait();  // that peer never completes it
-  if (step_.running()) step_.fail(torn_);
+  if (state_.step.running()) state_.step.fail(state_.torn);
 }
 
 void Engine::on_object(transport::Message message, transport::Responder respond) {
-  if (!failure_.ok()) return respond(failure_);
+  if (!state_.failure.ok()) return respond(state_.failure);
   if (const auto* put = std::get_if<transport::PutObject>(&message); put && put->again) {
     // This worker has joined. If it cannot take an object of the job, it fails alone. One that is not found
     // was deleted meanwhile.
-    const auto failed = in_view([this](const Status& why) { fail(why, false); });
+    const auto failed = state_.in_view([this](const Status& why) { fail(why, false); });
     respond = [respond = std::move(respond), failed](const Result<transport::Message>& answer) {
       const Status why = answer.status();
       respond(answer);

@@ -9,26 +9,26 @@
 
 namespace dsgd {
 
-WaitReport Engine::wait_report(uint64_t call) const {
-  if (const std::string name = calls_.fetching(call); !name.empty()) {
+WaitReport EngineState::wait_report(uint64_t call) const {
+  if (const std::string name = calls.fetching(call); !name.empty()) {
     return {Status(Code::kWaitTimeout,
                    "this worker has not copied its buffer from its GPU yet: other work in `stream`, or an "
                    "earlier collective, may not have ended")
-                .with_rank(rank(), mesh_ ? mesh_->members().host_of(rank()) : std::string())
+                .with_rank(rank(), mesh ? mesh->members().host_of(rank()) : std::string())
                 .with_operation(name),
             {}};
   }
-  const bool is_step = step_.running() && step_.call() == call;
-  const UnmarkedGradients unmarked = is_step ? step_.unmarked() : UnmarkedGradients();
+  const bool is_step = step.running() && step.call() == call;
+  const UnmarkedGradients unmarked = is_step ? step.unmarked() : UnmarkedGradients();
   const Operations::WaitedPeers peers =
-      mesh_ ? mesh_->operations.waited_peers(call) : Operations::WaitedPeers();
+      mesh ? mesh->operations.waited_peers(call) : Operations::WaitedPeers();
   if (unmarked.empty() && peers.ranks.empty()) return {};
   std::string text;
   if (!unmarked.empty()) text = unmarked.text + UnmarkedGradients::kRemedy;
   if (!peers.ranks.empty()) {
     const bool one = peers.ranks.size() == 1;
-    const std::string names = mesh_->members().names(peers.ranks);
-    const std::string parameters = is_step ? step_.parameters_text(peers.operations) : std::string();
+    const std::string names = mesh->members().names(peers.ranks);
+    const std::string parameters = is_step ? step.parameters_text(peers.operations) : std::string();
     if (!text.empty()) text += "; ";
     if (!parameters.empty()) {
       text += names + (one ? " has" : " have") + " not sent the gradients of " + parameters;
@@ -40,8 +40,8 @@ WaitReport Engine::wait_report(uint64_t call) const {
   }
   const int32_t first = unmarked.empty() ? peers.ranks.front() : rank();
   return {Status(Code::kWaitTimeout, text)
-              .with_rank(first, mesh_ ? mesh_->members().host_of(first) : std::string())
-              .with_operation(is_step ? step_.name() : peers.name)
+              .with_rank(first, mesh ? mesh->members().host_of(first) : std::string())
+              .with_operation(is_step ? step.name() : peers.name)
               .with_parameter(unmarked.parameter),
           peers.ranks};
 }
@@ -50,8 +50,8 @@ transport::Progress Engine::progress() const {
   using Activity = transport::Progress::Activity;
   transport::Progress progress;
   progress.present_view = view();
-  progress.steps = next_step_;
-  stalls_.each([&](uint64_t ticket, transport::Duration open, const WaitReport& report) {
+  progress.steps = state_.next_step;
+  state_.stalls.each([&](uint64_t ticket, transport::Duration open, const WaitReport& report) {
     // With its own rank and no others, it waits for this worker's host or GPU.
     const bool for_itself = report.ranks.empty() && report.text.rank() == rank();
     const Activity activity = !report.known() ? Activity::kBusy

@@ -39,7 +39,7 @@ Result<std::shared_ptr<Operation>> Session::save_checkpoint(const std::string& p
   const auto operation = impl_->new_operation("dsgd_checkpoint_save", options);
   impl_->launch_call(operation, mode, kCheckpointChannel,
                      [this, operation, options, folder = folder.value()](auto done) {
-                       impl_->engine().save_checkpoint(
+                       impl_->engine().checkpoints().save(
                            folder, [operation] { operation->set_model_copied(); }, done, options);
                      });
   std::lock_guard lock(impl_->step_mutex);
@@ -64,7 +64,7 @@ Result<std::shared_ptr<Operation>> Session::load_checkpoint(const std::string& p
   return impl_->launch_change(
       "dsgd_checkpoint_load", mode, of_channel,
       [folder = folder.value(), options](Engine& engine, auto done) {
-        engine.load_checkpoint(folder, done, options);
+        engine.checkpoints().load(folder, done, options);
       },
       [this] {
         std::lock_guard lock(impl_->step_mutex);

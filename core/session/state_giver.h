@@ -21,6 +21,7 @@ namespace dsgd {
 class StateGiver {
  public:
   using MemberList = std::vector<transport::MemberInfo>;
+  static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
 
   StateGiver(const Model& model, Step& step) : model_(model), step_(step) {}
   // Answers with the next parts of the stream that begins at the question's first element. The first question

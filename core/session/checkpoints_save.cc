@@ -14,7 +14,7 @@
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensor_name.h"
 #include "core/mesh/channels.h"
-#include "core/session/engine.h"
+#include "core/session/checkpoints.h"
 #include "core/session/saved_parts.h"
 #include "transport/schema/codec.h"
 
@@ -25,102 +25,28 @@ using checkpoint::Store;
 using checkpoint::StoredTensor;
 using transport::CheckpointReport;
 
-// ---- both saving and loading
-
-std::shared_ptr<CheckpointCall> Engine::new_checkpoint(Kind kind, const std::string& folder,
-                                                       const CallOptions& options) const {
-  auto checkpoint = std::make_shared<CheckpointCall>();
-  checkpoint->kind = kind;
-  checkpoint->folder = folder;
-  checkpoint->options = options;
-  checkpoint->options.channel = kCheckpointChannel;
-  checkpoint->deadline = calls_.deadline(options);
-  checkpoint->limit = calls_.deadline_setting(options);
-  return checkpoint;
-}
-
-Status Engine::begin_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
-  // First, as on the other workers: a call that a new view fails takes no number.
-  if (Status status = admit_call(); !status.ok()) return status;
-  if (!checkpoints_.files())
-    return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
-  if (!checkpoint->expired.ok()) {
-    refuse_next_call(kCheckpointChannel, kind_name(checkpoint->kind), checkpoint->expired);
-    return checkpoint->expired;
-  }
-  checkpoint->call = calls_.begin(&checkpoint->done, checkpoint->options);
-  checkpoint->call->deadline = checkpoint->deadline;
-  return {};
-}
-
-Status Engine::name_worker(int32_t rank, const Status& why, Kind kind) const {
-  if (!mesh_) return why;
-  return Status(why.code(), mesh_->members().name(rank) + ": " + why.message())
-      .with_rank(rank, mesh_->members().host_of(rank))
-      .with_operation(kind_name(kind));
-}
-
-void Engine::exchange_reports(const std::shared_ptr<CheckpointCall>& checkpoint,
-                              std::function<void(const Reports&)> then) {
-  const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
-    for (size_t rank = 0; rank < reports.size(); ++rank) {
-      if (reports[rank].failure.ok()) continue;
-      return checkpoints_.end(
-          checkpoint, name_worker(static_cast<int32_t>(rank), reports[rank].failure, checkpoint->kind));
-    }
-    then(reports);
-  };
-  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
-  if (!mesh_) return take({checkpoint->mine});
-  calls_.exchange(
-      checkpoint->call,
-      shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
-      transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
-      [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-        if (!status.ok()) return checkpoints_.end(checkpoint, status);
-        Reports reports;
-        for (size_t rank = 0; rank < all.size(); ++rank) {
-          auto report = transport::decode_checkpoint_report(all[rank]);
-          if (!report.ok())
-            return checkpoints_.end(checkpoint,
-                                    invalid_data(kind_name(checkpoint->kind), static_cast<int32_t>(rank),
-                                                 "an invalid report: " + report.status().message()));
-          reports.push_back(std::move(report).value());
-        }
-        take(reports);
-      });
-}
-
-std::vector<size_t> Engine::states_by_parameter() {
-  std::vector<size_t> states;
-  for (const auto& parameter : model_.parameters)
-    states.push_back(parameter->trained ? model_.states_of(*parameter) : 0);
-  return states;
-}
-
-// ---- saving
-
-void Engine::save_checkpoint(const std::string& folder, std::function<void()> taken, Done done,
-                             const CallOptions& options) {
-  const auto checkpoint = new_checkpoint(Kind::kSave, folder, options);
+void Checkpoints::save(const std::string& folder, std::function<void()> taken, Done done,
+                       const CallOptions& options) {
+  const auto checkpoint = new_call(Kind::kSave, folder, options);
   checkpoint->taken = std::move(taken);
   checkpoint->done = std::move(done);
-  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
-  checkpoints_.add(checkpoint, [this](const auto& save) { start_save(save); });
+  if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
+  queue_.add(checkpoint, [this](const auto& save) { start_save(save); });
 }
 
-// A failure is reported, and training goes on: the next checkpoint may succeed.
-void Engine::save_at_interval(std::function<void()> taken) {
-  save_checkpoint(options_.checkpoint_dir, std::move(taken), [this, step = next_step_](const Status& status) {
-    if (status.ok() || !failure_.ok()) return;
-    events_.note_event("a checkpoint was not saved", "the checkpoint of step " + std::to_string(step) +
-                                                         " was not saved: " + status.message());
-  });
+void Checkpoints::save_at_interval(std::function<void()> taken) {
+  save(state_.options.checkpoint_dir, std::move(taken),
+       [this, step = state_.next_step](const Status& status) {
+         if (status.ok() || !state_.failure.ok()) return;
+         state_.events.note_event(
+             "a checkpoint was not saved",
+             "the checkpoint of step " + std::to_string(step) + " was not saved: " + status.message());
+       });
 }
 
-void Engine::start_save(const std::shared_ptr<CheckpointCall>& checkpoint) {
-  if (!torn_.ok()) return checkpoints_.end(checkpoint, torn_);
-  if (Status status = begin_checkpoint(checkpoint); !status.ok()) return checkpoints_.end(checkpoint, status);
+void Checkpoints::start_save(const SharedCall& checkpoint) {
+  if (!state_.torn.ok()) return queue_.end(checkpoint, state_.torn);
+  if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   describe_model(checkpoint.get());
   const auto copied = [this, checkpoint](const Status& status) {
     if (!checkpoint->done) return;
@@ -129,41 +55,41 @@ void Engine::start_save(const std::shared_ptr<CheckpointCall>& checkpoint) {
     prepare_folder(checkpoint);
   };
   if (Status status = enqueue_snapshot(checkpoint.get()); !status.ok()) return copied(status);
-  step_.when_reached(checkpoint->call->deadline, copied);
+  state_.step.when_reached(checkpoint->call->deadline, copied);
 }
 
-void Engine::describe_model(CheckpointCall* checkpoint) const {
+void Checkpoints::describe_model(CheckpointCall* checkpoint) const {
   Manifest& manifest = checkpoint->manifest;
-  manifest.library = options_.library_version;
-  manifest.step = checkpoint->mine.step = next_step_;
-  manifest.workers = size();
-  manifest.view = mesh_ ? mesh_->members().view().view : 1;
-  manifest.strategy = step_.strategy().describe();
-  manifest.optimizer = model_.optimizer->describe();
-  manifest.learning_rate = model_.optimizer->learning_rate();
-  manifest.loss_scale = model_.loss_scale.factor();
-  manifest.loss_scale_steps = static_cast<uint64_t>(model_.loss_scale.age());
-  for (const auto& parameter : model_.parameters) {
+  manifest.library = state_.options.library_version;
+  manifest.step = checkpoint->mine.step = state_.next_step;
+  manifest.workers = state_.size();
+  manifest.view = state_.mesh ? state_.mesh->members().view().view : 1;
+  manifest.strategy = state_.step.strategy().describe();
+  manifest.optimizer = state_.model.optimizer->describe();
+  manifest.learning_rate = state_.model.optimizer->learning_rate();
+  manifest.loss_scale = state_.model.loss_scale.factor();
+  manifest.loss_scale_steps = static_cast<uint64_t>(state_.model.loss_scale.age());
+  for (const auto& parameter : state_.model.parameters) {
     manifest.parameters.push_back({parameter->name, parameter->dtype, parameter->shape, parameter->trained,
-                                   model_.updates[parameter->index]});
+                                   state_.model.updates[parameter->index]});
   }
-  checkpoint->ledgers = shards_->ledgers();
-  checkpoint->mine.drawn = shards_->drawn();
+  checkpoint->ledgers = state_.shards->ledgers();
+  checkpoint->mine.drawn = state_.shards->drawn();
 }
 
 // Copies this worker's parts into one buffer, as they will lie in the file. Copies from a device are only
 // enqueued.
-Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
+Status Checkpoints::enqueue_snapshot(CheckpointCall* checkpoint) {
   if (checkpoint->mine.drawn.shards.size() > transport::kMaxShards)
     return Status(Code::kLimit, "a checkpoint has at most " + std::to_string(transport::kMaxShards) +
                                     " data shards; free those that are not used");
-  const bool at_owner = step_.updates_at_owner();
-  auto owners = at_owner ? plan_of(step_.strategy(), true) : Result<Plan>(Plan());
+  const bool at_owner = state_.step.updates_at_owner();
+  auto owners = at_owner ? state_.plan_of(state_.step.strategy(), true) : Result<Plan>(Plan());
   if (!owners.ok()) return owners.status();
-  auto parts =
-      saved_parts(model_, states_by_parameter(), at_owner ? &owners.value() : nullptr, rank(), size());
+  auto parts = saved_parts(state_.model, states_by_parameter(), at_owner ? &owners.value() : nullptr,
+                           state_.rank(), state_.size());
   const auto dtype_of = [this](const SavedPart& part) {
-    const DType dtype = model_.parameters[part.parameter]->dtype;
+    const DType dtype = state_.model.parameters[part.parameter]->dtype;
     return part.state < 0 ? dtype : wide(dtype);
   };
   // Wide elements first, so that all are aligned.
@@ -172,10 +98,10 @@ Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
   });
   std::vector<StoredTensor> tensors;
   for (const SavedPart& part : parts) {
-    const Parameter& parameter = *model_.parameters[part.parameter];
+    const Parameter& parameter = *state_.model.parameters[part.parameter];
     const bool whole = part.count == parameter.count;
     const checkpoint::TensorName name{
-        parameter.name, part.state < 0 ? std::string() : state_name(*model_.optimizer, part.state),
+        parameter.name, part.state < 0 ? std::string() : state_name(*state_.model.optimizer, part.state),
         whole ? 0 : part.begin, whole ? 0 : part.begin + part.count};
     const uint64_t begin = checkpoint->nbytes;
     checkpoint->nbytes += part.count * dtype_size(dtype_of(part));
@@ -185,7 +111,7 @@ Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
   }
   checkpoint->header = checkpoint::write_header(tensors);
 
-  auto& contexts = step_.contexts();
+  auto& contexts = state_.step.contexts();
   // New memory costs several times the copy, so it is kept. After a timeout a disk may still read it.
   if (snapshot_.use_count() != 1 || snapshot_nbytes_ != checkpoint->nbytes) {
     DSGD_RETURN_IF_ERROR(contexts.back().device->allocate_staging(checkpoint->nbytes).into(&snapshot_));
@@ -201,10 +127,10 @@ Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
     const size_t begin = part.begin * dtype_size(dtype_of(part)), nbytes = tensors[i].end - tensors[i].begin;
     std::byte* const to = static_cast<std::byte*>(checkpoint->data.get()) + tensors[i].begin;
     const bool state_on_host = at_owner || context->is_host();
-    const auto& state = state_on_host ? step_.optimizer_state().on_host() : context->state;
+    const auto& state = state_on_host ? state_.step.optimizer_state().on_host() : context->state;
     const std::byte* const from =
         (part.state < 0
-             ? model_.bindings[0][part.parameter].value
+             ? state_.model.bindings[0][part.parameter].value
              : static_cast<const std::byte*>(state[part.parameter][static_cast<size_t>(part.state)].get())) +
         begin;
     if (nbytes == 0) continue;
@@ -217,13 +143,13 @@ Status Engine::enqueue_snapshot(CheckpointCall* checkpoint) {
   return {};
 }
 
-void Engine::prepare_folder(const std::shared_ptr<CheckpointCall>& checkpoint) {
+void Checkpoints::prepare_folder(const SharedCall& checkpoint) {
   const auto prepared = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
     exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
       for (size_t rank = 1; rank < reports.size(); ++rank) {
         if (reports[rank].step == reports[0].step) continue;
-        return checkpoints_.end(
+        return queue_.end(
             checkpoint,
             name_worker(
                 static_cast<int32_t>(rank),
@@ -232,23 +158,23 @@ void Engine::prepare_folder(const std::shared_ptr<CheckpointCall>& checkpoint) {
                                             "; all workers call dsgd_checkpoint_save between the same steps"),
                 checkpoint->kind));
       }
-      if (rank() == 0) note_data_shards(reports, checkpoint->ledgers, &checkpoint->manifest);
-      write_checkpoint_file(checkpoint);
+      if (state_.rank() == 0) note_data_shards(reports, checkpoint->ledgers, &checkpoint->manifest);
+      write_file(checkpoint);
     });
   };
-  if (rank() != 0 || !checkpoint->mine.failure.ok()) return prepared(checkpoint->mine.failure);
-  checkpoints_.on_files(
+  if (state_.rank() != 0 || !checkpoint->mine.failure.ok()) return prepared(checkpoint->mine.failure);
+  queue_.on_files(
       checkpoint,
-      [files = checkpoints_.files(), folder = checkpoint->folder, step = checkpoint->mine.step] {
+      [files = queue_.files(), folder = checkpoint->folder, step = checkpoint->mine.step] {
         return Store(*files, folder).prepare(step);
       },
       prepared);
 }
 
 // Keeps rank 0's data shards that all workers have, in the same pass.
-void Engine::note_data_shards(const Reports& reports, const std::vector<SampleLedger>& ledgers,
-                              Manifest* manifest) const {
-  const std::vector<uint64_t>& workers = shards_->roster()->workers;
+void Checkpoints::note_data_shards(const Reports& reports, const std::vector<SampleLedger>& ledgers,
+                                   Manifest* manifest) const {
+  const std::vector<uint64_t>& workers = state_.shards->roster()->workers;
   for (const SampleLedger& ledger : ledgers) {
     Manifest::Shard shard{ledger.samples, ledger.seed, ledger.epoch, ledger.tail, ledger.shuffle, {}, {}};
     for (size_t rank = 0; rank < reports.size(); ++rank) {
@@ -267,12 +193,12 @@ void Engine::note_data_shards(const Reports& reports, const std::vector<SampleLe
   }
 }
 
-void Engine::write_checkpoint_file(const std::shared_ptr<CheckpointCall>& checkpoint) {
+void Checkpoints::write_file(const SharedCall& checkpoint) {
   const auto file = std::make_shared<Manifest::File>();
-  checkpoints_.on_files(
+  queue_.on_files(
       checkpoint,
-      [files = checkpoints_.files(), folder = checkpoint->folder, step = checkpoint->mine.step, file,
-       name = checkpoint::file_name(rank(), size()), header = std::move(checkpoint->header),
+      [files = queue_.files(), folder = checkpoint->folder, step = checkpoint->mine.step, file,
+       name = checkpoint::file_name(state_.rank(), state_.size()), header = std::move(checkpoint->header),
        data = std::move(checkpoint->data), nbytes = checkpoint->nbytes] {
         const std::span<const std::byte> parts[] = {std::as_bytes(std::span(header)),
                                                     {static_cast<const std::byte*>(data.get()), nbytes}};
@@ -289,29 +215,29 @@ void Engine::write_checkpoint_file(const std::shared_ptr<CheckpointCall>& checkp
       });
 }
 
-void Engine::publish(const std::shared_ptr<CheckpointCall>& checkpoint, const Reports& reports) {
+void Checkpoints::publish(const SharedCall& checkpoint, const Reports& reports) {
   const auto retained = std::make_shared<Status>();
   const auto published = [this, checkpoint, retained](const Status& status) {
     if (status.ok() && !retained->ok())
-      log_->warning("an old checkpoint was not removed: " + retained->message());
+      state_.log->warning("an old checkpoint was not removed: " + retained->message());
     checkpoint->mine.failure = status;
     exchange_reports(checkpoint, [this, checkpoint](const Reports&) {
-      if (rank() == 0)
-        log_->info("saved the checkpoint '" +
-                   Store(*checkpoints_.files(), checkpoint->folder).path(checkpoint->manifest.step) + "'");
-      checkpoints_.end(checkpoint, {});
+      if (state_.rank() == 0)
+        state_.log->info("saved the checkpoint '" +
+                         Store(*queue_.files(), checkpoint->folder).path(checkpoint->manifest.step) + "'");
+      queue_.end(checkpoint, {});
     });
   };
-  if (rank() != 0) return published({});
-  for (int32_t rank = 0; rank < size(); ++rank) {
+  if (state_.rank() != 0) return published({});
+  for (int32_t rank = 0; rank < state_.size(); ++rank) {
     const CheckpointReport& report = reports[static_cast<size_t>(rank)];
     checkpoint->manifest.files.push_back(
-        {checkpoint::file_name(rank, size()), report.nbytes, report.checksum});
+        {checkpoint::file_name(rank, state_.size()), report.nbytes, report.checksum});
   }
-  checkpoints_.on_files(
+  queue_.on_files(
       checkpoint,
-      [files = checkpoints_.files(), folder = checkpoint->folder, manifest = checkpoint->manifest, retained,
-       keep = options_.checkpoint_keep] {
+      [files = queue_.files(), folder = checkpoint->folder, manifest = checkpoint->manifest, retained,
+       keep = state_.options.checkpoint_keep] {
         Store store(*files, folder);
         Status status = store.publish(manifest);
         if (status.ok()) *retained = store.retain(keep, manifest.step);

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "core/base/text.h"
-#include "core/session/engine.h"
+#include "core/session/checkpoints.h"
 #include "core/session/saved_parts.h"
 
 namespace dsgd {
@@ -61,23 +61,23 @@ SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t
 
 // A host that starts again after a failure loads a checkpoint before its first step. If this worker has
 // joined a running job meanwhile, it holds the state of the others, which make steps and would not take part.
-void Engine::load_checkpoint(const std::string& folder, Done done, const CallOptions& options) {
-  if (joined_at_ == next_step_) {
-    log_->info("loads no checkpoint: this worker has joined a running job and holds its state");
+void Checkpoints::load(const std::string& folder, Done done, const CallOptions& options) {
+  if (state_.joined_at == state_.next_step) {
+    state_.log->info("loads no checkpoint: this worker has joined a running job and holds its state");
     return done({});
   }
-  const auto checkpoint = new_checkpoint(Kind::kLoad, folder, options);
-  checkpoint->done = begin_change(std::move(done));
-  if (!failure_.ok()) return checkpoints_.end(checkpoint, failure_);
-  checkpoints_.add(checkpoint, [this](const auto& load) { start_load(load); });
+  const auto checkpoint = new_call(Kind::kLoad, folder, options);
+  checkpoint->done = state_.begin_change(std::move(done));
+  if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
+  queue_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
 
-void Engine::start_load(const std::shared_ptr<CheckpointCall>& checkpoint) {
-  if (Status status = begin_checkpoint(checkpoint); !status.ok()) return checkpoints_.end(checkpoint, status);
+void Checkpoints::start_load(const SharedCall& checkpoint) {
+  if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   const auto found = std::make_shared<Store::Found>();
-  checkpoints_.on_files(
+  queue_.on_files(
       checkpoint,
-      [files = checkpoints_.files(), folder = checkpoint->folder, found] {
+      [files = queue_.files(), folder = checkpoint->folder, found] {
         auto newest = Store(*files, folder).find();
         if (newest.ok()) *found = std::move(newest).value();
         return newest.status();
@@ -90,7 +90,7 @@ void Engine::start_load(const std::shared_ptr<CheckpointCall>& checkpoint) {
         exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
           for (size_t rank = 1; rank < reports.size(); ++rank) {
             if (reports[rank].checksum == reports[0].checksum) continue;
-            return checkpoints_.end(
+            return queue_.end(
                 checkpoint,
                 name_worker(
                     static_cast<int32_t>(rank),
@@ -100,16 +100,16 @@ void Engine::start_load(const std::shared_ptr<CheckpointCall>& checkpoint) {
                                "; give all workers one folder on a file system that they share"),
                     checkpoint->kind));
           }
-          read_checkpoint(checkpoint);
+          read(checkpoint);
         });
       });
 }
 
-Status Engine::check_manifest(const Store::Found& found) const {
+Status Checkpoints::check_manifest(const Store::Found& found) const {
   const Manifest& manifest = found.manifest;
   std::map<std::string, const Manifest::Parameter*> saved;
   for (const auto& parameter : manifest.parameters) saved[parameter.name] = &parameter;
-  for (const auto& parameter : model_.parameters) {
+  for (const auto& parameter : state_.model.parameters) {
     const auto at = saved.find(parameter->name);
     if (at == saved.end())
       return misfit(found,
@@ -132,7 +132,8 @@ Status Engine::check_manifest(const Store::Found& found) const {
     return misfit(found, "it has a parameter '" + printable(saved.begin()->first) +
                              "' that is not registered here; register the parameters that were saved")
         .with_parameter(saved.begin()->first);
-  const std::string here = first_word(model_.optimizer->describe()), there = first_word(manifest.optimizer);
+  const std::string here = first_word(state_.model.optimizer->describe()),
+                    there = first_word(manifest.optimizer);
   if (here != there)
     return misfit(found, "the optimizer is '" + here + "' here and '" + printable(there) +
                              "' there; set the optimizer that was saved");
@@ -140,14 +141,14 @@ Status Engine::check_manifest(const Store::Found& found) const {
 }
 
 // Memory for all that is read; of the optimizer's state only what this worker keeps.
-Status Engine::make_targets(CheckpointCall* checkpoint) {
-  device::Device& staging = *step_.contexts().back().device;
-  const bool at_owner = step_.updates_at_owner();
-  auto owners = at_owner ? plan_of(step_.strategy(), true) : Result<Plan>(Plan());
+Status Checkpoints::make_targets(CheckpointCall* checkpoint) {
+  device::Device& staging = *state_.step.contexts().back().device;
+  const bool at_owner = state_.step.updates_at_owner();
+  auto owners = at_owner ? state_.plan_of(state_.step.strategy(), true) : Result<Plan>(Plan());
   if (!owners.ok()) return owners.status();
   const std::vector<size_t> states = states_by_parameter();
   checkpoint->states.resize(states.size());
-  for (const auto& parameter : model_.parameters) {
+  for (const auto& parameter : state_.model.parameters) {
     auto value = staging.allocate_staging(parameter->nbytes());
     if (!value.ok()) return value.status();
     checkpoint->values.push_back(std::move(value).value());
@@ -159,31 +160,31 @@ Status Engine::make_targets(CheckpointCall* checkpoint) {
       checkpoint->states[parameter->index].push_back(std::move(state));
     }
   }
-  for (const auto& parameter : model_.parameters) {
+  for (const auto& parameter : state_.model.parameters) {
     const uint32_t p = parameter->index;
     const std::vector<std::pair<uint64_t, uint64_t>> all = {{0, parameter->count}};
     checkpoint->targets[{parameter->name, ""}] = {parameter->dtype, parameter->count, true,
                                                   static_cast<std::byte*>(checkpoint->values[p].get()), all};
     for (size_t s = 0; s < states[p]; ++s) {
-      checkpoint->targets[{parameter->name, state_name(*model_.optimizer, static_cast<int32_t>(s))}] = {
+      checkpoint->targets[{parameter->name, state_name(*state_.model.optimizer, static_cast<int32_t>(s))}] = {
           wide(parameter->dtype), parameter->count, false,
           static_cast<std::byte*>(checkpoint->states[p][s].get()),
-          at_owner ? owned_ranges(owners.value(), p, rank(), true) : all};
+          at_owner ? owned_ranges(owners.value(), p, state_.rank(), true) : all};
     }
   }
   return {};
 }
 
-void Engine::read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
+void Checkpoints::read(const SharedCall& checkpoint) {
   const auto read = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
-    exchange_reports(checkpoint, [this, checkpoint](const Reports&) { apply_checkpoint(checkpoint); });
+    exchange_reports(checkpoint, [this, checkpoint](const Reports&) { apply(checkpoint); });
   };
   if (Status status = make_targets(checkpoint.get()); !status.ok()) return read(status);
   // The memory stays until it is read, also after a timeout.
-  checkpoints_.on_files(
+  queue_.on_files(
       checkpoint,
-      [files = checkpoints_.files(), found = checkpoint->found, targets = std::move(checkpoint->targets),
+      [files = queue_.files(), found = checkpoint->found, targets = std::move(checkpoint->targets),
        values = checkpoint->values,
        states = checkpoint->states]() mutable { return checkpoint::read_tensors(*files, found, &targets); },
       read);
@@ -191,54 +192,56 @@ void Engine::read_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) 
 
 // A failure of a device fails the session now, since the other workers change their models.
 // A change of the view waits until all of it is in the replicas.
-void Engine::apply_checkpoint(const std::shared_ptr<CheckpointCall>& checkpoint) {
-  applying_ = true;
-  giver_.drop_all(Status(kNotNow, "it loads a checkpoint"));
+void Checkpoints::apply(const SharedCall& checkpoint) {
+  state_.applying = true;
+  state_.giver.drop_all(Status(StateGiver::kNotNow, "it loads a checkpoint"));
   const auto ended = [this, checkpoint](const Status& status) {
-    applying_ = false;
+    state_.applying = false;
     if (!status.ok()) {
-      fail(status, true);
-      return checkpoints_.end(checkpoint, status);
+      state_.fail(status, true);
+      return queue_.end(checkpoint, status);
     }
     const Manifest& manifest = checkpoint->found.manifest;
     std::map<std::string, uint64_t> updates;
     for (const auto& saved : manifest.parameters) updates[saved.name] = saved.updates;
-    for (const auto& parameter : model_.parameters)
-      model_.updates[parameter->index] = updates[parameter->name];
-    model_.optimizer->set_learning_rate(manifest.learning_rate);
-    model_.loss_scale.restore(manifest.loss_scale, static_cast<int>(manifest.loss_scale_steps));
+    for (const auto& parameter : state_.model.parameters)
+      state_.model.updates[parameter->index] = updates[parameter->name];
+    state_.model.optimizer->set_learning_rate(manifest.learning_rate);
+    state_.model.loss_scale.restore(manifest.loss_scale, static_cast<int>(manifest.loss_scale_steps));
     restore_shards(manifest);
-    next_step_ = manifest.step;
-    step_.set_version(++strategy_version_);
-    torn_ = {};
-    last_step_failed_ = compared_ = false;
-    log_->info("loaded the checkpoint '" + checkpoint->found.path + "': step " + std::to_string(next_step_) +
-               ", saved by " + counted(static_cast<size_t>(manifest.workers), "worker") + " under " +
-               printable(manifest.strategy));
-    checkpoints_.end(checkpoint, {});
-    enter_view();  // one that has come meanwhile
+    state_.next_step = manifest.step;
+    state_.step.set_version(++state_.strategy_version);
+    state_.torn = {};
+    state_.last_step_failed = state_.compared = false;
+    state_.log->info("loaded the checkpoint '" + checkpoint->found.path + "': step " +
+                     std::to_string(state_.next_step) + ", saved by " +
+                     counted(static_cast<size_t>(manifest.workers), "worker") + " under " +
+                     printable(manifest.strategy));
+    queue_.end(checkpoint, {});
+    state_.enter_view();  // one that has come meanwhile
   };
   const transport::Time deadline = checkpoint->call->deadline;
-  if (Status status = spread_values(checkpoint->values); !status.ok()) return ended(status);
-  OptimizerState& state = step_.optimizer_state().on_host();
-  state.resize(model_.parameters.size());
+  if (Status status = state_.spread_values(checkpoint->values); !status.ok()) return ended(status);
+  OptimizerState& state = state_.step.optimizer_state().on_host();
+  state.resize(state_.model.parameters.size());
   for (size_t p = 0; p < state.size(); ++p) state[p] = checkpoint->states[p];
-  step_.optimizer_state().copy(true, deadline, [this, checkpoint, deadline, ended](const Status& copied) {
-    if (!copied.ok()) return ended(copied);
-    step_.when_reached(deadline, ended);
-  });
+  state_.step.optimizer_state().copy(true, deadline,
+                                     [this, checkpoint, deadline, ended](const Status& copied) {
+                                       if (!copied.ok()) return ended(copied);
+                                       state_.step.when_reached(deadline, ended);
+                                     });
 }
 
 // Restores each saved shard into the first live one, in the order of creation, that reads the same data.
-void Engine::restore_shards(const Manifest& manifest) {
-  auto live = shards_->live();
+void Checkpoints::restore_shards(const Manifest& manifest) {
+  auto live = state_.shards->live();
   for (const Manifest::Shard& saved : manifest.shards) {
     const auto same = std::find_if(live.begin(), live.end(), [&](const auto& known) {
       return known->read(
           [&](const Shard& shard) { return shard.same_data(saved.samples, saved.seed, saved.shuffle); });
     });
     if (same == live.end()) continue;
-    shards_->restore(*same, ledger_for(saved, shards_->roster()->workers));
+    state_.shards->restore(*same, ledger_for(saved, state_.shards->roster()->workers));
     live.erase(same);
   }
 }

@@ -1,0 +1,79 @@
+#include "core/session/checkpoints.h"
+
+#include "core/base/describe.h"
+#include "core/mesh/channels.h"
+#include "transport/schema/codec.h"
+
+namespace dsgd {
+
+Checkpoints::SharedCall Checkpoints::new_call(Kind kind, const std::string& folder,
+                                              const CallOptions& options) const {
+  auto checkpoint = std::make_shared<CheckpointCall>();
+  checkpoint->kind = kind;
+  checkpoint->folder = folder;
+  checkpoint->options = options;
+  checkpoint->options.channel = kCheckpointChannel;
+  checkpoint->deadline = state_.calls.deadline(options);
+  checkpoint->limit = state_.calls.deadline_setting(options);
+  return checkpoint;
+}
+
+Status Checkpoints::begin(const SharedCall& checkpoint) {
+  // First, as on the other workers: a call that a new view fails takes no number.
+  if (Status status = state_.admit_call(); !status.ok()) return status;
+  if (!queue_.files())
+    return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
+  if (!checkpoint->expired.ok()) {
+    state_.refuse_next_call(kCheckpointChannel, kind_name(checkpoint->kind), checkpoint->expired);
+    return checkpoint->expired;
+  }
+  checkpoint->call = state_.calls.begin(&checkpoint->done, checkpoint->options);
+  checkpoint->call->deadline = checkpoint->deadline;
+  return {};
+}
+
+Status Checkpoints::name_worker(int32_t rank, const Status& why, Kind kind) const {
+  if (!state_.mesh) return why;
+  return Status(why.code(), state_.mesh->members().name(rank) + ": " + why.message())
+      .with_rank(rank, state_.mesh->members().host_of(rank))
+      .with_operation(kind_name(kind));
+}
+
+void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<void(const Reports&)> then) {
+  const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
+    for (size_t rank = 0; rank < reports.size(); ++rank) {
+      if (reports[rank].failure.ok()) continue;
+      return queue_.end(checkpoint,
+                        name_worker(static_cast<int32_t>(rank), reports[rank].failure, checkpoint->kind));
+    }
+    then(reports);
+  };
+  if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
+  if (!state_.mesh) return take({checkpoint->mine});
+  state_.calls.exchange(
+      checkpoint->call,
+      shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
+      transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
+      [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+        if (!status.ok()) return queue_.end(checkpoint, status);
+        Reports reports;
+        for (size_t rank = 0; rank < all.size(); ++rank) {
+          auto report = transport::decode_checkpoint_report(all[rank]);
+          if (!report.ok())
+            return queue_.end(checkpoint,
+                              invalid_data(kind_name(checkpoint->kind), static_cast<int32_t>(rank),
+                                           "an invalid report: " + report.status().message()));
+          reports.push_back(std::move(report).value());
+        }
+        take(reports);
+      });
+}
+
+std::vector<size_t> Checkpoints::states_by_parameter() const {
+  std::vector<size_t> states;
+  for (const auto& parameter : state_.model.parameters)
+    states.push_back(parameter->trained ? state_.model.states_of(*parameter) : 0);
+  return states;
+}
+
+}  // namespace dsgd

@@ -1,0 +1,120 @@
+// The state that the parts of an engine share: the model, its step, the calls of all workers, and how far
+// this worker is. The engine (engine.h) owns it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/base/refusal_log.h"
+#include "core/data/shard_list.h"
+#include "core/mesh/mesh.h"
+#include "core/model/model.h"
+#include "core/session/calls.h"
+#include "core/session/engine_options.h"
+#include "core/session/operation.h"
+#include "core/session/stall_watch.h"
+#include "core/session/state_giver.h"
+#include "core/step/step.h"
+#include "core/strategy/plan.h"
+
+namespace dsgd {
+
+// Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another device.
+using HostValues = std::vector<std::shared_ptr<void>>;
+
+struct EngineState {
+  using Done = std::function<void(const Status&)>;
+
+  EngineState(transport::Loop& of_session, Model& of_worker, EngineOptions engine_options,
+              std::shared_ptr<Log> of_log);
+
+  transport::Loop& loop;
+  Model& model;
+  const EngineOptions options;
+  const std::shared_ptr<Log> log;
+  RefusalLog events;            // what may repeat with every step
+  Mesh* mesh = nullptr;         // null: one worker
+  ShardList* shards = nullptr;  // of the host's data; null: nothing reads samples
+  // Functions of the engine. As Engine::fail() and Engine::admit_call():
+  std::function<void(const Status&, bool tell_peers)> fail;
+  std::function<Status()> admit_call;
+  std::function<void()> enter_view;  // if a view has come meanwhile. Called when `applying` becomes false
+
+  Step step;
+  StallWatch stalls;
+  Calls calls;
+  StateGiver giver;
+  std::shared_ptr<int> alive = std::make_shared<int>();
+
+  // Failures.
+  Status failure;  // OK: the session has not failed
+  Status torn;     // why no step can succeed any more: one failed half-way, or values differ
+
+  // The start, and steps.
+  bool started = false;
+  uint64_t next_step = 0;
+  uint64_t strategy_version = 0;      // changes of the strategy, and checkpoints loaded
+  int changes = 0;                    // those that are in progress: begin_change()
+  std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
+  uint32_t total_replicas = 1;        // of all workers
+  StepResult last_result;             // of the last step that succeeded
+  bool last_step_failed = false;
+  bool compared = false;  // the last step has compared all values
+
+  // Changes of the view.
+  Status view_cause;        // why the present view has come
+  bool learner = false;     // in a view, but its dsgd_start has not ended
+  bool entering = false;    // the engine ends the operations of the earlier view
+  bool recovering = false;  // as Engine::recovering()
+  bool applying = false;    // a copy, a new plan or a checkpoint is being applied to the replicas
+
+  int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
+  int32_t size() const { return mesh ? mesh->peers.size() : 1; }
+  uint64_t view() const { return mesh ? mesh->members().view().view : 1; }
+  // Calls `then` only if the view is still the present one.
+  template <typename Then>
+  auto in_view(Then then) {
+    return [this, then = std::move(then), entered = view()](auto&&... arguments) {
+      if (!entering && entered == view() && failure.ok())
+        then(std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+
+  // All that must be equal on all workers: describe_settings(), and the size of chunks.
+  std::string signature(const std::string& strategy, bool with_rate) const;
+  // Fails also if the strategy, or its algorithm, cannot run this job. `frozen_too`: includes frozen
+  // parameters, whose state may move.
+  Result<Plan> plan_of(const StrategySpec& strategy, bool frozen_too = false) const;
+  // A failed allocation fails the session on all workers, since they have agreed on the plan.
+  Status apply_plan(Plan plan);
+  // A load of a checkpoint or a change of the strategy is in progress until the returned function is called.
+  Done begin_change(Done done);
+  // This worker rejects the channel's next call, which all workers make together.
+  void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
+
+  bool is_on_host() const;  // all replicas are
+  // `filled`: they are to be filled with this worker's values.
+  Result<HostValues> host_values(bool filled);
+  Status spread_values(const HostValues& values);  // to all replicas
+
+  // Has this worker of the view joined after the job began, unlike rank 0?
+  bool has_joined_later(int32_t rank) const;
+  // This worker has joined later and its settings differ: it fails, and the others go on without it.
+  void fail_newcomer(const std::string& difference);
+  // `why`: what is wrong with the message of that rank.
+  Status other_version(int32_t rank, const Status& why) const;
+
+  // Returns what the call waits for, with the first missing rank and a parameter (engine_waiting.cc).
+  WaitReport wait_report(uint64_t call) const;
+
+ private:
+  Status check_strategy(const StrategySpec& strategy) const;
+};
+
+}  // namespace dsgd

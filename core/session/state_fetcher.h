@@ -1,0 +1,88 @@
+// The state of a worker that joins (a learner). It fetches values and optimizer state from all workers of the
+// present view while they train on, a part of the elements from each, as streams (core/step/state_stream.h):
+//
+//   begin        before it is in a view: asks each worker for its part. The others give the next parts, or
+//                refuse for now (kNotNow) where all workers would fail in a new view
+//   enter        each stream was whole once, one has failed, or time is over: the engine asks the head for a
+//                view
+//   fetch_rest   in the view, whose workers make no step without it: fetches what is left, and compares
+//                digests of the values, which the hosts may have changed
+//
+// A stream that has failed begins again in fetch_rest(), from a worker that has completed all steps. So
+// whatever happens before, the worker enters a view with the state that the others have then; they only wait
+// longer. Where a replica of any worker is on a GPU, it copies all state in the view (state_copier.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/session/engine_state.h"
+#include "transport/messages.h"
+#include "transport/payloads.h"
+
+namespace dsgd {
+
+// On the loop. The replicas are on the host, and the mesh is open.
+class StateFetcher {
+ public:
+  using MemberList = std::vector<transport::MemberInfo>;
+
+  // `enter`: asks the head for a view. `give_up`: ends dsgd_start, whose time is over before the others have
+  // given all state.
+  StateFetcher(EngineState& state, std::function<void()> enter, std::function<void(const Status&)> give_up)
+      : state_(state), enter_(std::move(enter)), give_up_(std::move(give_up)) {}
+  // `signature`: digest of this worker's, without the learning rate. `options`: of dsgd_start.
+  void begin(uint64_t signature, const CallOptions& options);
+  void stop();                                    // dsgd_start has failed; begin() may follow
+  void check_sources(const MemberList& present);  // which may lack a worker whose state this one fetches
+  void entered_view() { in_view_ = true; }
+  // `of`: the report of a worker that has completed all steps.
+  void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
+                  transport::Time deadline, std::function<void()> then);
+  // The view changes. Answers that come are still taken.
+  void stop_fetching_rest() { then_ = nullptr; }
+  void source_left(int32_t rank);
+
+ private:
+  struct Source {
+    int32_t number;        // of the worker, in the job
+    int32_t rank;          // in the present view
+    uint64_t begin, end;   // elements
+    uint64_t next = 0;     // answer of the stream
+    uint64_t ask = 0;      // the latest; answers to earlier ones are not taken
+    bool asked = false;    // an answer is awaited
+    bool whole = false;    // it has been once
+    bool refuses = false;  // for now
+    bool done = false;     // in fetch_rest()
+  };
+
+  void end_in_time();
+  void ask(size_t source);
+  void ask_later(size_t source, const Status& why);
+  void on_answer(size_t source, uint64_t asked_in, uint64_t ask, const Result<transport::Message>& answer);
+  void enter_when_whole();
+  void enter_now();
+  void change_source(size_t source);
+
+  EngineState& state_;
+  const std::function<void()> enter_;
+  const std::function<void(const Status&)> give_up_;
+  std::vector<Source> sources_;  // empty: it fetches all in the view, from one worker
+  uint64_t asks_ = 0;
+  transport::TimerId timer_ = 0;  // of end_in_time()
+  CallOptions options_;           // of dsgd_start
+  uint64_t signature_ = 0;
+  bool entering_ = false;  // the head was asked for a view
+  bool in_view_ = false;
+  // Of fetch_rest().
+  std::vector<int32_t> holders_;  // ranks that have completed all steps
+  transport::Time deadline_{};
+  std::function<void()> then_;  // null: it has not begun in this view
+  std::shared_ptr<int> alive_ = std::make_shared<int>();
+};
+
+}  // namespace dsgd

@@ -1,0 +1,165 @@
+#include "core/session/strategy_change.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "core/base/join.h"
+#include "core/base/text.h"
+#include "core/collectives/direct.h"
+#include "core/session/signature.h"
+#include "transport/schema/codec.h"
+
+namespace dsgd {
+
+using transport::BulkHeader;
+
+Status StrategyChange::replan() {
+  if (!state_.started) return {};
+  auto plan = state_.plan_of(state_.step.strategy());
+  if (!plan.ok()) return plan.status();
+  // The state of a range stays where it is, so its owner must, too.
+  std::map<std::pair<uint32_t, size_t>, int32_t> owners;
+  for (const Bucket& bucket : state_.step.plan()) {
+    for (const Piece& piece : bucket.pieces) owners[{piece.parameter, piece.begin}] = piece.owner;
+  }
+  for (const Bucket& bucket : plan.value().buckets) {
+    for (const Piece& piece : bucket.pieces) {
+      const auto before = owners.find({piece.parameter, piece.begin});
+      if (!state_.step.updates_at_owner() || before == owners.end() || before->second == piece.owner)
+        continue;
+      return Status(Code::kInvalidArgument,
+                    "strategy '" + state_.step.strategy().name() + "' gives elements " +
+                        std::to_string(piece.begin) + " to " + std::to_string(piece.begin + piece.count) +
+                        " of parameter '" + state_.model.parameters[piece.parameter]->name + "' to rank " +
+                        std::to_string(piece.owner) + ", and gave them to rank " +
+                        std::to_string(before->second) +
+                        " before; the function `owner` of a plug-in must return the same rank for the same "
+                        "arguments");
+    }
+  }
+  return state_.apply_plan(std::move(plan).value());
+}
+
+void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOptions& options) {
+  if (!state_.torn.ok()) return done(state_.torn);
+  if (Status status = state_.admit_call(); !status.ok()) return done(status);
+  done = state_.begin_change(std::move(done));
+  const std::shared_ptr<Call> call = state_.calls.begin(&done, options);
+  auto planned = state_.plan_of(strategy);
+  const std::string mine = describe_plan(planned, strategy);
+  const Status unusable = planned.status();
+  const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
+  if (!state_.mesh)
+    return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
+  state_.calls.exchange(
+      call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
+      "dsgd_strategy_set",
+      [this, call, plan, unusable, done](const Status& status,
+                                         const std::vector<std::vector<std::byte>>& all) {
+        if (!status.ok()) return done(status);
+        for (size_t rank = 1; rank < all.size(); ++rank) {
+          if (all[rank] == all[0]) continue;
+          return done(Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
+                                                  text_of(all[0]) + "', rank " + std::to_string(rank) +
+                                                  " for '" + text_of(all[rank]) +
+                                                  "'; give the same arguments everywhere")
+                          .with_rank(static_cast<int32_t>(rank))
+                          .with_operation("dsgd_strategy_set"));
+        }
+        if (!unusable.ok()) return done(unusable);
+        move_state(call, [this, call, plan, done](const Status& moved) {
+          moved.ok() ? replace_plan(call->deadline, plan, done) : done(moved);
+        });
+      });
+}
+
+// A change of the view waits until the new plan holds.
+void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
+  ++state_.strategy_version;
+  state_.giver.drop_all(Status(StateGiver::kNotNow, "it changes the strategy"));
+  state_.applying = true;
+  const Done done = [this, replaced = std::move(replaced)](const Status& status) {
+    state_.applying = false;
+    replaced(status);
+    state_.enter_view();  // one that has come meanwhile
+  };
+  state_.step.optimizer_state().copy(false, deadline, [this, deadline, plan, done](const Status& fetched) {
+    if (!fetched.ok()) return done(fetched);
+    if (Status applied = state_.apply_plan(*plan); !applied.ok()) return done(applied);
+    placement_.note();
+    state_.step.optimizer_state().copy(true, deadline, [this, plan, done](const Status& spread) {
+      if (spread.ok())
+        state_.log->info("strategy is " + plan->strategy.describe() + " from step " +
+                         std::to_string(state_.next_step) + " on");
+      done(spread);
+    });
+  });
+}
+
+// Optimizer state goes from the owners of its ranges to every worker.
+void StrategyChange::move_state(const std::shared_ptr<Call>& call, Done done) {
+  if (!state_.step.updates_at_owner()) return done({});
+  auto planned =
+      state_.plan_of(state_.step.strategy(), true);  // a range has the same owner in any plan of the strategy
+  if (!planned.ok()) return done(planned.status());
+  const auto plan = std::make_shared<const Plan>(std::move(planned).value());
+  std::vector<std::pair<size_t, size_t>> gathered;  // bucket, tensor
+  for (size_t bucket = 0; bucket < plan->buckets.size(); ++bucket) {
+    size_t tensors = 0;
+    for (const Piece& piece : plan->buckets[bucket].pieces) {
+      tensors = std::max(tensors, state_.model.states_of(*state_.model.parameters[piece.parameter]));
+    }
+    for (size_t tensor = 0; tensor < tensors; ++tensor) gathered.emplace_back(bucket, tensor);
+  }
+  const auto moved = join(gathered.size() + 1, std::move(done));
+  for (const auto& [bucket, tensor] : gathered) gather_state(call, plan, bucket, tensor, moved);
+  moved({});
+}
+
+// Gathers one of the optimizer's tensors, for the elements of one bucket.
+void StrategyChange::gather_state(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan,
+                                  size_t index, size_t tensor, Done done) {
+  const Bucket& bucket = plan->buckets[index];
+  const size_t element = dtype_size(bucket.dtype);
+  auto buffer = std::make_shared<std::vector<std::byte>>(bucket.elements * element);
+  auto place = [this, element, tensor](const Piece& piece) -> std::byte* {
+    const auto& state = state_.step.optimizer_state().on_host()[piece.parameter];
+    return tensor < state.size() ? static_cast<std::byte*>(state[tensor].get()) + piece.begin * element
+                                 : nullptr;
+  };
+  for (const Piece& piece : bucket.pieces) {
+    if (piece.owner == state_.rank() && place(piece)) {
+      std::memcpy(buffer->data() + piece.position * element, place(piece), piece.count * element);
+    }
+  }
+  state_.calls.schedule(
+      call,
+      [this, buffer, element, plan, index](uint64_t operation, Done ended) {
+        const Bucket& bucket = plan->buckets[index];
+        BulkHeader header =
+            shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
+        DirectPlan direct;
+        direct.slices = slices_between(bucket.bounds);
+        direct.reduce = false;
+        direct.element = direct.result_element = element;
+        direct.data = direct.result = buffer->data();
+        header.tag = Direct::tag(state_.mesh->operations, direct);
+        auto task =
+            std::make_unique<Direct>(state_.mesh->operations, header, std::move(direct), false, ended);
+        task->rename("dsgd_strategy_set");
+        return task;
+      },
+      [this, buffer, element, plan, index, place, done](const Status& status) {
+        if (status.ok()) {
+          for (const Piece& piece : plan->buckets[index].pieces) {
+            if (piece.owner != state_.rank() && place(piece)) {
+              std::memcpy(place(piece), buffer->data() + piece.position * element, piece.count * element);
+            }
+          }
+        }
+        done(status);
+      });
+}
+
+}  // namespace dsgd
