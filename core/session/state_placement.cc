@@ -105,8 +105,7 @@ void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<
       [this, transfers = std::move(transfers)](uint64_t operation, const EngineState::Done& ended) {
         auto shape = shape_of(operation, Kind::kView, DType::kUint8, Algorithm::kDirect, transfers.size());
         shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
-        auto task =
-            std::make_unique<RangeTransfers>(state_.mesh->operations, shape, transfers, ended);
+        auto task = std::make_unique<RangeTransfers>(state_.mesh->operations, shape, transfers, ended);
         task->rename("the change to view " + std::to_string(state_.view()));
         return task;
       },
