@@ -7,7 +7,6 @@
 #include "core/base/describe.h"
 #include "core/base/repeated_dial.h"
 #include "core/base/text.h"
-#include "core/mesh/peers.h"
 
 namespace dsgd {
 

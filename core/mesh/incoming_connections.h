@@ -12,11 +12,10 @@
 #include "core/base/log.h"
 #include "core/base/refusal_log.h"
 #include "core/mesh/members.h"
+#include "core/mesh/peer_options.h"
 #include "transport/network.h"
 
 namespace dsgd {
-
-struct PeerOptions;
 
 class IncomingConnections {
  public:

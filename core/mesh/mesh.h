@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/mesh/events.h"
 #include "core/mesh/operations.h"
+#include "core/mesh/peer_options.h"
 #include "core/mesh/peer_watch.h"
 #include "core/mesh/peers.h"
 

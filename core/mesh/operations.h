@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/mesh/events.h"
 #include "core/mesh/history.h"
 #include "core/mesh/peers.h"
 #include "core/mesh/signature.h"

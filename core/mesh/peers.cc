@@ -1,8 +1,11 @@
 #include "core/mesh/peers.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
+
+#include "core/metrics/trace.h"
 
 namespace dsgd {
 

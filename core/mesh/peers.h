@@ -4,7 +4,6 @@
 
 #include <deque>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -15,86 +14,14 @@
 #include "core/base/repeated_dial.h"
 #include "core/mesh/channels.h"
 #include "core/mesh/departures.h"
+#include "core/mesh/events.h"
 #include "core/mesh/incoming_connections.h"
 #include "core/mesh/members.h"
+#include "core/mesh/peer_options.h"
 #include "core/metrics/counters.h"
-#include "core/metrics/trace.h"
 #include "transport/network.h"
 
 namespace dsgd {
-
-struct PeerOptions {
-  transport::Hello hello;  // job, worker id; role, rank, view and job nonce are filled in
-  std::string token;
-  int32_t max_workers = std::numeric_limits<int32_t>::max();  // of any view
-  uint64_t receive_memory = 256 << 20;
-  bool views_change = false;  // later views may come; else messages of another one are a mismatch
-  // Time after which a peer that does not answer counts as out of reach. Waits for peers are a part or a
-  // multiple of it.
-  transport::Duration lease = std::chrono::seconds(10);
-  metrics::Trace* trace = nullptr;
-};
-
-// Events of the peers that concern the session.
-class SessionEvents {
- public:
-  virtual ~SessionEvents() = default;
-  // A peer has failed: it says so, its connection has brought damaged data, or data that it sent are lost.
-  // The session cannot go on with it.
-  virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
-  // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
-  // cut off is unknown. `error` names the peer; `network_error` is what the network said. `silent`: the
-  // connections are open, and a probe of the peer has failed; others follow while operations wait for it.
-  virtual void on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
-                                   bool silent) = 0;
-  // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
-  // otherwise the last of it may be lost.
-  virtual void on_peer_departed(int32_t rank) = 0;
-  // A peer gave up, at its deadline, an operation of this call that has succeeded here.
-  virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
-  // A peer that closes asks for an answer when `steps` steps are completed here.
-  virtual void on_completion_asked(uint64_t /*steps*/, transport::Responder respond) {
-    respond(transport::Message(transport::Empty{}));
-  }
-  // A worker that joins asks for the next part of this worker's state.
-  virtual void on_state_asked(const std::string& /*worker_id*/, const transport::FetchState&,
-                              transport::Responder respond) {
-    respond(Status(Code::kUnsupported, "this worker gives no state"));
-  }
-  virtual void on_newcomer_gone(const std::string& /*worker_id*/) {}  // before it was in a view
-  // PutObject, DeleteObject or FetchObject.
-  virtual void on_object(transport::Message message, transport::Responder respond) = 0;
-  // As transport::ServerHandler::on_bulk and on_bulk_end, for a chunk of an object.
-  virtual std::unique_ptr<transport::BulkSink> on_object_data(uint64_t /*put*/, const transport::BulkHeader&,
-                                                              size_t /*nbytes*/) {
-    return nullptr;
-  }
-  virtual void on_object_data_end(uint64_t /*put*/, const transport::BulkHeader&,
-                                  std::unique_ptr<transport::BulkReceipt> receipt) {
-    receipt->finish(Status(Code::kNotFound, "this worker holds no objects"));
-  }
-  // A peer closes its session after `steps` steps. `digests`: of its values; empty if it has none to give.
-  virtual void on_goodbye(int32_t /*rank*/, uint64_t /*steps*/, std::vector<uint64_t> /*digests*/) {}
-};
-
-// Events of the peers that concern operations. None comes before the view is known.
-class OperationEvents {
- public:
-  virtual ~OperationEvents() = default;
-  // As transport::ServerHandler::on_bulk and on_bulk_end, from this peer.
-  virtual std::unique_ptr<transport::BulkSink> on_bulk(int32_t source, const transport::BulkHeader& header,
-                                                       size_t nbytes) = 0;
-  virtual void on_bulk_end(int32_t source, const transport::BulkHeader& header,
-                           std::unique_ptr<transport::BulkReceipt> receipt) = 0;
-  virtual bool has_begun(uint64_t operation) const = 0;
-  virtual void on_operation_failed(const transport::OperationFailed& message) = 0;
-  virtual void on_deadline_passed(uint64_t operation) = 0;  // at a peer
-  // A peer has refused a small chunk.
-  virtual void on_refused(uint64_t operation, const Status& why) = 0;
-  // A peer has left in good order. Its answers may still come, until on_last_answer().
-  virtual void on_departed(int32_t rank) = 0;
-  virtual void on_last_answer(int32_t rank) = 0;
-};
 
 class Peers final : public transport::ServerHandler {
  public:
