@@ -24,6 +24,13 @@ Members::Members(const transport::JoinReply& view) : view_(view) {
   world_ = std::make_shared<const Group>(std::move(all), view_.rank);
 }
 
+std::vector<int32_t> Members::ranks_in(const Members& before) const {
+  std::vector<int32_t> ranks;
+  for (const transport::MemberInfo& member : view_.members)
+    ranks.push_back(rank_of(before.view().members, member.worker_id));
+  return ranks;
+}
+
 std::string Members::name(int32_t rank) const {
   if (rank < 0 || rank >= size()) return "rank " + std::to_string(rank);
   return describe_member(view_.members[rank]);

@@ -1,32 +1,16 @@
 #include "core/mesh/peers.h"
 
-#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
 
-#include "core/metrics/trace.h"
-
 namespace dsgd {
 
 using transport::BulkHeader;
-using transport::ClientChannel;
 using transport::Message;
 using transport::ServerChannel;
 
 namespace {
-
-// Chunks of 64 KiB were 2 to 3 times slower; chunks above 1 MiB were not faster.
-constexpr size_t kLargestChunk = 1 << 20;
-constexpr size_t kSmallestChunk = 2048;
-constexpr size_t kChunksInWindow = 4;
-constexpr size_t kLargestSmallWindow = 1 << 20;
-// Largest number of operations for which a peer may have unanswered chunks at once: it may be kOpenTasks
-// buckets ahead, and each may have an operation for its copies (Step::send_means).
-constexpr size_t kOpenAtOnce = 4 * kOpenTasks + (kChannels - 1) * kOpenTasksOfAChannel;
-
-// Shorter waits for a peer are not worth a span of the trace.
-constexpr transport::Duration kTracedWait = std::chrono::milliseconds(1);
 
 struct Sender {
   uint64_t view;
@@ -63,6 +47,13 @@ Peers::Peers(transport::Network& network, PeerOptions options, SessionEvents& se
     : network_(network),
       options_(std::move(options)),
       session_(session),
+      metrics_(options_.trace),
+      outgoing_(
+          network, options_, members_,
+          [this](int32_t rank, const Status& error, const Status& network_error) {
+            peer_gone(rank, error, network_error);
+          },
+          [this](uint64_t operation, const Status& why) { operations_->on_refused(operation, why); }),
       incoming_(network.loop(), options_, members_, std::move(log)),
       departures_(network.loop(), options_.lease, members_, incoming_,
                   [this](int32_t rank) { on_left(rank); }) {}
@@ -71,27 +62,13 @@ Peers::~Peers() = default;
 
 Status Peers::open(const transport::JoinReply& view) {
   members_ = Members(view);
-  const size_t size = view.members.size(),
-               peers = (options_.views_change ? static_cast<size_t>(options_.max_workers) : size) - 1;
-  for (size_t rank = 0; rank < size; ++rank)
-    peers_.push_back(std::make_shared<Peer>(static_cast<int32_t>(rank)));
+  const std::vector<int32_t> earlier = members_.ranks_in(Members());
+  outgoing_.begin_view(earlier);
+  metrics_.begin_view(earlier);
   departures_.begin_view();
-  share_counters();
-  // Everything that peers may have on its way or parked here, at the worst, stays within receive_memory.
-  // Otherwise chunks of later operations could leave no room for the chunk that this worker waits for. Each
-  // operation may have one small chunk beyond the small window.
-  const size_t of_peer = options_.receive_memory / std::max<size_t>(1, peers);
-  small_window_ = std::min(kLargestSmallWindow, of_peer / 4);
-  const size_t share = (of_peer - small_window_) / kOpenAtOnce;
-  chunk_bytes_ = std::min(kLargestChunk, share / 2 / kSmallestChunk * kSmallestChunk);
-  if (chunk_bytes_ < kSmallestChunk) {
-    constexpr size_t kLeastOfPeer = 2 * kSmallestChunk * kOpenAtOnce / 3 * 4 + 4;
-    return Status(Code::kInvalidArgument, "receive_memory = " + std::to_string(options_.receive_memory) +
-                                              " bytes is too little for " + std::to_string(peers + 1) +
-                                              " workers; set at least " +
-                                              std::to_string(kLeastOfPeer * peers));
-  }
-  window_ = std::min(share - std::min(chunk_bytes_, transport::kSmallBytes), kChunksInWindow * chunk_bytes_);
+  const size_t workers =
+      options_.views_change ? static_cast<size_t>(options_.max_workers) : view.members.size();
+  if (Status status = outgoing_.set_windows(workers - 1); !status.ok()) return status;
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view.rank;
   options_.hello.view = view.learner ? std::numeric_limits<uint64_t>::max() : view.view;
@@ -114,42 +91,14 @@ void Peers::handle_early() {
 
 void Peers::change_view(const transport::JoinReply& view) {
   const Members before = std::exchange(members_, Members(view));
-  auto known = std::exchange(peers_, {});
-  for (int32_t rank = 0; rank < size(); ++rank) {
-    const std::string& id = view.members[static_cast<size_t>(rank)].worker_id;
-    const auto same = [&](const auto& peer) {
-      return peer && before.view().members[static_cast<size_t>(peer->rank)].worker_id == id;
-    };
-    const auto found = std::find_if(known.begin(), known.end(), same);
-    peers_.push_back(found == known.end() ? std::make_shared<Peer>(rank) : std::move(*found));
-    Peer& peer = *peers_.back();
-    peer.rank = rank;
-    // To be dialled again. Callbacks of its calls may be posted already, and still come.
-    if (!peer.broken.ok() && peer.channel) close_in_callback(loop(), std::move(peer.channel));
-    peer.broken = {};
-  }
+  const std::vector<int32_t> earlier = members_.ranks_in(before);
+  const auto gone = outgoing_.begin_view(earlier);  // closed at the end
+  metrics_.begin_view(earlier);
   departures_.begin_view();
-  share_counters();
   options_.hello.rank = view.rank;
   options_.hello.view = view.view;
-  for (const auto& gone : known) {
-    if (!gone) continue;
-    give_up_dial(*gone, Status(Code::kViewChanged, "the worker is no longer in the job"));
-  }
   incoming_.change_view();
   handle_early();
-}
-
-// Replaces the list that other threads read.
-void Peers::share_counters() {
-  std::lock_guard lock(counters_mutex_);
-  counters_.clear();
-  for (const auto& peer : peers_) counters_.push_back(peer->counters);
-}
-
-std::vector<std::shared_ptr<const metrics::PeerCounters>> Peers::counters() const {
-  std::lock_guard lock(counters_mutex_);
-  return counters_;
 }
 
 Status Peers::failure_of_call(int32_t rank, const Status& status) const {
@@ -164,76 +113,34 @@ bool Peers::is_loss_undecided(int32_t rank, const Status& status) const {
 
 // ---- sending
 
-void Peers::dial(int32_t rank) {
-  transport::DialOptions dial;
-  dial.hello = options_.hello;
-  dial.token = options_.token;
-  dial.deadline = loop().now() + options_.lease;
-  dial.bulk_window = window_;
-  dial.small_window = small_window_;
-  const std::weak_ptr<Peer> weak = peers_[rank];
-  dial.closed = [this, weak](const Status& why) {
-    const auto peer = weak.lock();
-    if (peer && !closed_) peer_gone(peer->rank, members_.lost_error(peer->rank, why), why);
-  };
-  dial.refused = [this, weak](uint64_t operation, const Status& why) {
-    if (!weak.expired() && !closed_ && !is_break(why)) operations_->on_refused(operation, why);
-  };
-  peers_[rank]->dial = RepeatedDial::start(
-      network_, members_.view().members[rank].addresses, std::move(dial),
-      [this, weak](Result<std::unique_ptr<ClientChannel>> result) {
-        const auto peer = weak.lock();
-        if (!peer || closed_) return;
-        peer->dial = nullptr;
-        if (!result.ok())
-          return peer_gone(peer->rank, members_.unreachable_error(peer->rank, result.status()),
-                           result.status());
-        peer->channel = std::move(result).value();
-        for (Unsent& one : std::exchange(peer->unsent, {})) one.send(*peer->channel);
-      });
-}
-
-// Ends the dialling of a peer, if it is under way, and with it what waits for the connection.
-void Peers::give_up_dial(Peer& peer, const Status& why) {
-  if (peer.dial) std::exchange(peer.dial, nullptr)->cancel();
-  for (Unsent& one : std::exchange(peer.unsent, {})) {
-    if (one.answered) loop().post([answered = std::move(one.answered), why] { answered(why); });
-  }
-}
-
 // A connection to or from a peer has ended, perhaps because the peer has closed or the job has failed. Its
 // goodbye or the head's news may still be unread, so the peer is reported as unreachable only after a quarter
 // of a lease. After a cut, the peer's system may reset both connections, which loses the goodbye. Then the
 // head's news ends the wait.
 void Peers::peer_gone(int32_t rank, const Status& error, const Status& network_error) {
   if (closed_) return;
-  peers_[rank]->broken = error;
-  give_up_dial(*peers_[rank], error);
+  outgoing_.fail(rank, error);
   if (has_left(rank)) return operations_->on_last_answer(rank);  // no further answer can come
   // Corruption is reported at once: no other worker knows a better reason.
   if (error.code() == Code::kCorrupted) return session_.on_peer_failure(rank, error);
   if (is_leaving(rank)) return departures_.note_end_of_connection(rank);
   loop().schedule(loop().now() + options_.lease / 4,
-                  [this, weak = std::weak_ptr(peers_[rank]), error, network_error] {
-                    const auto peer = weak.lock();
-                    if (peer && !closed_ && !is_leaving(peer->rank) && !peer->broken.ok())
-                      session_.on_peer_unreachable(peer->rank, error, network_error, false);
-                  });
+                  task_for(rank, [this, error, network_error](int32_t now_rank) {
+                    if (!is_leaving(now_rank) && !outgoing_.failure(now_rank).ok())
+                      session_.on_peer_unreachable(now_rank, error, network_error, false);
+                  }));
+}
+
+std::function<void()> Peers::task_for(int32_t rank, std::function<void(int32_t rank)> then) {
+  return [this, worker = outgoing_.follow(rank), then = std::move(then)] {
+    const auto present = worker.lock();
+    if (present && !closed_) then(*present);
+  };
 }
 
 // Operations that need a peer out of reach fail, or end without it.
 bool Peers::is_reachable(int32_t rank) const {
-  return peers_[rank]->broken.ok() && !closed_ && !has_left(rank);
-}
-
-template <typename Send>
-void Peers::with_channel(int32_t rank, uint64_t operation, Send send,
-                         std::function<void(Result<Message>)> answered) {
-  Peer& peer = *peers_[rank];
-  if (!is_reachable(rank)) return;
-  if (peer.channel) return send(*peer.channel);
-  peer.unsent.push_back({operation, std::move(send), std::move(answered)});
-  if (!peer.dial) dial(rank);
+  return outgoing_.failure(rank).ok() && !closed_ && !has_left(rank);
 }
 
 void Peers::send(int32_t rank, BulkHeader header, std::span<const std::byte> data,
@@ -241,53 +148,25 @@ void Peers::send(int32_t rank, BulkHeader header, std::span<const std::byte> dat
   header.source = members_.rank();
   header.view = members_.view().view;
   count_sent(rank, data.size());
-  with_channel(rank, header.operation,
-               [header, data, done = std::move(done)](ClientChannel& channel) mutable {
-                 channel.send(header, data, std::move(done));
-               });
+  if (is_reachable(rank)) outgoing_.send(rank, header, data, std::move(done));
 }
 
 void Peers::send_small(int32_t rank, BulkHeader header, std::span<const std::byte> data) {
   header.source = members_.rank();
   header.view = members_.view().view;
   count_sent(rank, data.size());
-  if (peers_[rank]->channel && is_reachable(rank))
-    return peers_[rank]->channel->send_small(header, data, nullptr);
-  with_channel(rank, header.operation,
-               [header, copy = std::vector<std::byte>(data.begin(), data.end())](ClientChannel& channel) {
-                 channel.send_small(header, copy, nullptr);
-               });
+  if (is_reachable(rank)) outgoing_.send_small(rank, header, data);
 }
 
 void Peers::call(int32_t rank, Message message, transport::Time deadline,
                  std::function<void(Result<Message>)> done) {
   auto answered = done ? std::move(done) : [](Result<Message>) {};
   if (!is_reachable(rank)) {
-    const Status why = !peers_[rank]->broken.ok() ? peers_[rank]->broken : members_.closed_error(rank);
+    const Status& failure = outgoing_.failure(rank);
+    const Status why = !failure.ok() ? failure : members_.closed_error(rank);
     return loop().post([answered, why] { answered(why); });
   }
-  const auto send = [message = std::move(message), deadline, answered](ClientChannel& channel) {
-    channel.call(message, deadline, answered);
-  };
-  with_channel(rank, 0, send, answered);
-}
-
-void Peers::revoke(uint64_t operation) {
-  for (const auto& peer : peers_) {
-    std::erase_if(peer->unsent, [&](const Unsent& one) { return one.operation == operation; });
-    if (peer->channel) peer->channel->revoke(operation);
-  }
-}
-
-void Peers::revoke(int32_t rank, uint64_t operation) {
-  if (peers_[rank]->channel) peers_[rank]->channel->revoke(operation);
-}
-
-void Peers::discard(uint64_t operation, const Status& why) { incoming_.discard(operation, why); }
-
-void Peers::drop_unsent() {
-  for (const auto& peer : peers_)
-    std::erase_if(peer->unsent, [](const Unsent& one) { return one.operation != 0; });
+  outgoing_.call(rank, std::move(message), deadline, std::move(answered));
 }
 
 void Peers::tell_operation_failed(uint64_t operation, const Status& cause) {
@@ -305,27 +184,9 @@ void Peers::tell_failure(const Message& message, const Status& cause) {
     // A lost worker without a connection would not receive it, and closing would wait for the end of the
     // dialling.
     const bool out_of_reach =
-        cause.code() == Code::kWorkerLost && rank == cause.rank() && !peers_[rank]->channel;
+        cause.code() == Code::kWorkerLost && rank == cause.rank() && !outgoing_.is_open(rank);
     if (rank == members_.rank() || has_left(rank) || out_of_reach) continue;
     call(rank, message, loop().now() + options_.lease, nullptr);
-  }
-}
-
-bool Peers::all_sent() const {
-  return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
-    return peer->unsent.empty() && (!peer->channel || !peer->broken.ok() || peer->channel->all_sent());
-  });
-}
-
-void Peers::count_wait(int32_t rank, transport::Time begun, bool failed) {
-  Peer& peer = *peers_[rank];
-  begun = std::max(begun, peer.waited_until);
-  const transport::Time now = loop().now();
-  peer.waited_until = now;
-  peer.counters->wait.add(now - begun);
-  if (options_.trace && now - begun >= kTracedWait) {
-    options_.trace->record(
-        {metrics::Track::kPeer, failed, 0, static_cast<uint32_t>(rank), "wait", 0, 0, begun, now});
   }
 }
 
@@ -335,35 +196,21 @@ void Peers::count_wait(int32_t rank, transport::Time begun, bool failed) {
 // answers. They are complete when that connection ends, or after a lease if the peer is stopped. Without a
 // goodbye no more answers are expected.
 void Peers::on_left(int32_t rank) {
-  Peer& peer = *peers_[rank];
   session_.on_peer_departed(rank);
   operations_->on_departed(rank);
-  if (!peer.channel) give_up_dial(peer, members_.closed_error(rank));
-  if (!peer.broken.ok() || !peer.channel || !said_goodbye(rank)) return operations_->on_last_answer(rank);
-  loop().schedule(loop().now() + options_.lease, [this, weak = std::weak_ptr(peers_[rank])] {
-    const auto peer = weak.lock();
-    if (peer && !closed_) operations_->on_last_answer(peer->rank);
-  });
+  outgoing_.give_up_dial(rank, members_.closed_error(rank));
+  if (!outgoing_.is_open(rank) || !said_goodbye(rank)) return operations_->on_last_answer(rank);
+  loop().schedule(loop().now() + options_.lease,
+                  task_for(rank, [this](int32_t now_rank) { operations_->on_last_answer(now_rank); }));
 }
 
 void Peers::report_failure(int32_t rank, const Status& why) {
-  loop().post([this, weak = std::weak_ptr(peers_[rank]), why] {
-    const auto peer = weak.lock();
-    if (peer && !closed_) session_.on_peer_failure(peer->rank, why);
-  });
+  loop().post(task_for(rank, [this, why](int32_t now_rank) { session_.on_peer_failure(now_rank, why); }));
 }
 
 void Peers::close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,
                   uint64_t departure_call) {
-  const transport::Goodbye goodbye{members_.view().view, rank(), cause, steps, digests, departure_call};
-  for (const auto& peer : peers_) {
-    if (!peer->channel || !peer->broken.ok()) continue;
-    peer->channel->call(goodbye, transport::kNever, [](Result<Message>) {});
-    peer->channel->close(true);
-  }
-  for (const auto& peer : peers_) {
-    if (peer->dial) std::exchange(peer->dial, nullptr)->cancel();
-  }
+  outgoing_.close(transport::Goodbye{members_.view().view, rank(), cause, steps, digests, departure_call});
   closed_ = true;
   departures_.close();
 }
@@ -372,11 +219,7 @@ void Peers::drop_channels() {
   closed_ = true;
   departures_.close();
   incoming_.drop_early(session_closed());
-  for (const auto& peer : peers_) {
-    peer->unsent.clear();
-    peer->dial = nullptr;
-    peer->channel = nullptr;
-  }
+  outgoing_.drop_channels();
 }
 
 // ---- receiving

@@ -2,21 +2,20 @@
 // for each direction of a pair. Everything is on the session's loop.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/log.h"
-#include "core/base/repeated_dial.h"
 #include "core/mesh/channels.h"
 #include "core/mesh/departures.h"
 #include "core/mesh/events.h"
 #include "core/mesh/incoming_connections.h"
 #include "core/mesh/members.h"
+#include "core/mesh/outgoing_connections.h"
+#include "core/mesh/peer_metrics.h"
 #include "core/mesh/peer_options.h"
 #include "core/metrics/counters.h"
 #include "transport/network.h"
@@ -41,26 +40,25 @@ class Peers final : public transport::ServerHandler {
   transport::Loop& loop() { return network_.loop(); }
   const PeerOptions& options() const { return options_; }
   // The same on all workers: from receive_memory and size.
-  size_t chunk_bytes() const { return chunk_bytes_; }
+  size_t chunk_bytes() const { return outgoing_.chunk_bytes(); }
 
   // Chunks. The source and the view of the header are filled in.
   void send(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
   void send_small(int32_t rank, transport::BulkHeader header, std::span<const std::byte> data);
-  // Drops the chunks of this operation that are not sent yet, without calling their `done`.
-  void revoke(uint64_t operation);
-  // The same for one peer, except chunks that still wait for a connection.
-  void revoke(int32_t rank, uint64_t operation);
+  // See OutgoingConnections.
+  void revoke(uint64_t operation) { outgoing_.revoke(operation); }
+  void revoke(int32_t rank, uint64_t operation) { outgoing_.revoke(rank, operation); }
+  void drop_unsent() { outgoing_.drop_unsent(); }
   // Stops writing chunks of this operation that arrive, and answers them with `why`.
-  void discard(uint64_t operation, const Status& why);
-  void drop_unsent();  // chunks of all operations that wait for a connection
+  void discard(uint64_t operation, const Status& why) { incoming_.discard(operation, why); }
   // Control message to a peer; `done` may be empty.
   void call(int32_t rank, transport::Message message, transport::Time deadline,
             std::function<void(Result<transport::Message>)> done);
   // Tell all peers that an operation has failed, or that this session has.
   void tell_operation_failed(uint64_t operation, const Status& cause);
   void tell_session_failed(const Status& cause);
-  bool all_sent() const;  // no message waits for a connection or for its turn
+  bool all_sent() const { return outgoing_.all_sent(); }
 
   // Returns why a call to a peer failed: the peer's answer, or the loss of the worker if the connection
   // ended.
@@ -97,13 +95,14 @@ class Peers final : public transport::ServerHandler {
   // Before the network ends: nothing of it is used afterwards.
   void drop_channels();
 
-  // By rank; from open() on. Any thread.
-  std::vector<std::shared_ptr<const metrics::PeerCounters>> counters() const;
+  // See PeerMetrics. From open() on.
+  std::vector<std::shared_ptr<const metrics::PeerCounters>> counters() const { return metrics_.counters(); }
   // Data that travelled in a message.
-  void count_sent(int32_t rank, size_t nbytes) { peers_[rank]->counters->sent.add(nbytes); }
-  void count_received(int32_t rank, size_t nbytes) { peers_[rank]->counters->received.add(nbytes); }
-  // A wait for the first data of a peer has ended. Time in which several operations wait counts once.
-  void count_wait(int32_t rank, transport::Time begun, bool failed);
+  void count_sent(int32_t rank, size_t nbytes) { metrics_.count_sent(rank, nbytes); }
+  void count_received(int32_t rank, size_t nbytes) { metrics_.count_received(rank, nbytes); }
+  void count_wait(int32_t rank, transport::Time begun, bool failed) {
+    metrics_.count_wait(rank, begun, loop().now(), failed);
+  }
 
   // transport::ServerHandler
   Status on_open(transport::ServerChannel& channel) override;
@@ -116,32 +115,13 @@ class Peers final : public transport::ServerHandler {
   void on_close(transport::ServerChannel& channel, const Status& why) override;
 
  private:
-  struct Unsent {        // waits for the connection
-    uint64_t operation;  // 0: a control message
-    std::function<void(transport::ClientChannel&)> send;
-    std::function<void(Result<transport::Message>)> answered;  // of a call: gets the error
-  };
-  struct Peer {
-    explicit Peer(int32_t number) : rank(number) {}
-    int32_t rank;                                       // in the present view
-    std::unique_ptr<transport::ClientChannel> channel;  // to it
-    std::shared_ptr<RepeatedDial> dial;                 // null: it is not being dialled
-    Status broken;
-    std::deque<Unsent> unsent;
-    const std::shared_ptr<metrics::PeerCounters> counters = std::make_shared<metrics::PeerCounters>();
-    transport::Time waited_until{};  // the end of the latest wait that is counted
-  };
-
   bool is_reachable(int32_t rank) const;
-  template <typename Send>
-  void with_channel(int32_t rank, uint64_t operation, Send send,
-                    std::function<void(Result<transport::Message>)> answered = {});
+  // Returns a task that calls `then` with the rank that the peer has when the task runs, unless the peer is
+  // not in the view then, or this session has been closed.
+  std::function<void()> task_for(int32_t rank, std::function<void(int32_t rank)> then);
   void tell_failure(const transport::Message& message, const Status& cause);
-  void dial(int32_t rank);
-  void give_up_dial(Peer& peer, const Status& why);
   void peer_gone(int32_t rank, const Status& error, const Status& network_error);
   void on_left(int32_t rank);
-  void share_counters();
   void handle_early();
   void on_early_chunk(transport::ServerChannel& channel, int32_t source, const transport::BulkHeader& header,
                       std::unique_ptr<transport::BulkReceipt> receipt);
@@ -159,12 +139,8 @@ class Peers final : public transport::ServerHandler {
   OperationEvents* operations_ = nullptr;
   Members members_;
   bool opened_ = false, closed_ = false;
-  size_t chunk_bytes_ = 0;
-  size_t window_ = 0;                         // unanswered bytes of one operation to one peer
-  size_t small_window_ = 0;                   // unanswered bytes of small chunks to one peer
-  std::vector<std::shared_ptr<Peer>> peers_;  // by rank; callbacks find one that is still in the view
-  mutable std::mutex counters_mutex_;
-  std::vector<std::shared_ptr<const metrics::PeerCounters>> counters_;  // by rank, for other threads
+  PeerMetrics metrics_;
+  OutgoingConnections outgoing_;
   IncomingConnections incoming_;
   Departures departures_;
 };
