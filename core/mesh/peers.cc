@@ -1,8 +1,9 @@
 #include "core/mesh/peers.h"
 
 #include <limits>
-#include <optional>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace dsgd {
 
@@ -12,33 +13,42 @@ using transport::ServerChannel;
 
 namespace {
 
-struct Sender {
-  uint64_t view;
-  int32_t rank;
-};
-
+template <typename T, typename... Kinds>
+concept IsAnyOf = (std::is_same_v<T, Kinds> || ...);
 template <typename T>
-std::optional<Sender> sender_if(const Message& message) {
-  const auto* const is_that = std::get_if<T>(&message);
-  return is_that ? std::optional(Sender{is_that->view, is_that->rank}) : std::nullopt;
+concept OfObject = IsAnyOf<T, transport::PutObject, transport::DeleteObject, transport::FetchObject>;
+// A message that counts in one view only.
+template <typename T>
+concept OfView = OfObject<T> || IsAnyOf<T, transport::OperationFailed, transport::SessionFailed,
+                                        transport::HasBegun, transport::HasCompleted, transport::FetchState>;
+
+// Returns the view that a message names; 0: it counts in any view.
+uint64_t view_named_by(const Message& message) {
+  return std::visit(
+      []<typename T>(const T& kind) -> uint64_t {
+        if constexpr (OfView<T>) {
+          return kind.view;
+        } else {
+          return 0;
+        }
+      },
+      message);
 }
 
-// Returns the sender of a message about an object; none for other messages.
-std::optional<Sender> sender_of_object_message(const Message& message) {
-  if (auto put = sender_if<transport::PutObject>(message)) return put;
-  if (auto deletion = sender_if<transport::DeleteObject>(message)) return deletion;
-  return sender_if<transport::FetchObject>(message);
+// The answer to a message about an object. `present`: number of the view.
+Status not_from_peer(uint64_t view, int32_t rank, uint64_t present) {
+  return Status(Code::kMismatch,
+                "an object message names rank " + std::to_string(rank) + " of view " + std::to_string(view) +
+                    " as its sender, which is no peer of this worker in view " + std::to_string(present));
 }
 
-// Of a message that counts in one view only.
-std::optional<Sender> sender_of(const Message& message) {
-  if (auto failed = sender_if<transport::OperationFailed>(message)) return failed;
-  if (auto broken = sender_if<transport::SessionFailed>(message)) return broken;
-  if (auto question = sender_if<transport::HasBegun>(message)) return question;
-  if (auto question = sender_if<transport::HasCompleted>(message)) return question;
-  if (auto question = sender_if<transport::FetchState>(message)) return question;
-  return sender_of_object_message(message);
-}
+// Functions for kinds of messages. One for a single kind comes before one for several kinds.
+template <typename... Handlers>
+struct MessageHandlers : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+MessageHandlers(Handlers...) -> MessageHandlers<Handlers...>;
 
 }  // namespace
 
@@ -279,59 +289,61 @@ Status Peers::wrong_source(int32_t source, const BulkHeader& header) const {
 
 void Peers::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   incoming_.note_use(channel);
-  const auto sender = sender_of(request);
-  if (opened_ && options_.views_change && sender && sender->view > members_.view().view)
+  if (opened_ && options_.views_change && view_named_by(request) > members_.view().view)
     return incoming_.keep(channel, std::move(request), std::move(respond));
   auto* const connection = incoming_.find(channel);
-  if (auto* failed = std::get_if<transport::OperationFailed>(&request)) {
-    respond(Message(transport::Empty{}));
-    if (is_peer_of(connection, failed->view, failed->rank) && !failed->cause.ok())
-      operations_->on_operation_failed(*failed);
-  } else if (auto* broken = std::get_if<transport::SessionFailed>(&request)) {
-    respond(Message(transport::Empty{}));
-    const Status& cause = broken->cause;
-    if (is_peer_of(connection, broken->view, broken->rank) && !cause.ok())
-      session_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : broken->rank, cause);
-  } else if (auto* question = std::get_if<transport::HasBegun>(&request)) {
-    const bool begun = opened_ && operations_->has_begun(question->operation);
-    respond(begun ? Result<Message>(Message(transport::Empty{}))
-                  : Status(Code::kState,
-                           "this worker has not begun operation " + std::to_string(question->operation)));
-    if (is_peer_of(connection, question->view, question->rank))
-      operations_->on_deadline_passed(question->operation);
-  } else if (auto* closing = std::get_if<transport::HasCompleted>(&request)) {
-    if (is_peer_of(connection, closing->view, closing->rank)) {
-      session_.on_completion_asked(closing->steps, std::move(respond));
-    } else {
-      respond(Status(Code::kViewChanged, "the workers of the job have changed; ask again"));
-    }
-  } else if (auto* state = std::get_if<transport::FetchState>(&request)) {
-    if (opened_) return session_.on_state_asked(channel.hello().worker_id, *state, std::move(respond));
-    respond(Status(Code::kState, "this worker has no state yet"));
-  } else if (const auto object = sender_of_object_message(request)) {
-    // The answer depends on this worker's rank, which is known only once the mesh is open.
-    if (!opened_) return incoming_.keep(channel, std::move(request), std::move(respond));
-    if (options_.views_change && object->view < members_.view().view) {
-      return respond(call_of_earlier_view());
-    }
-    if (!is_peer_of(connection, object->view, object->rank)) {
-      return respond(Status(Code::kMismatch, "an object message names rank " + std::to_string(object->rank) +
-                                                 " of view " + std::to_string(object->view) +
-                                                 " as its sender, which is no peer of this worker in view " +
-                                                 std::to_string(members_.view().view)));
-    }
-    session_.on_object(std::move(request), std::move(respond));
-  } else if (auto* goodbye = std::get_if<transport::Goodbye>(&request)) {
-    if (connection) {
-      auto digests = std::exchange(goodbye->digests, {});
-      connection->goodbye = *goodbye;
-      if (opened_ && members_.is_peer(connection->rank))
-        session_.on_goodbye(connection->rank, goodbye->steps, std::move(digests));
-    }
-    respond(Message(transport::Empty{}));
-  } else {
-    respond(Status(Code::kUnsupported, "a worker does not answer this message; only the head does"));
-  }
+  const auto is_from_peer = [&](const auto& message) {
+    return is_peer_of(connection, message.view, message.rank);
+  };
+  const MessageHandlers handlers = {
+      [&](transport::OperationFailed& failed) {
+        respond(Message(transport::Empty{}));
+        if (is_from_peer(failed) && !failed.cause.ok()) operations_->on_operation_failed(failed);
+      },
+      [&](transport::SessionFailed& failed) {
+        respond(Message(transport::Empty{}));
+        const Status& cause = failed.cause;
+        if (is_from_peer(failed) && !cause.ok())
+          session_.on_peer_failure(cause.rank() >= 0 ? cause.rank() : failed.rank, cause);
+      },
+      [&](transport::HasBegun& question) {
+        const bool begun = opened_ && operations_->has_begun(question.operation);
+        respond(begun ? Result<Message>(Message(transport::Empty{}))
+                      : Status(Code::kState,
+                               "this worker has not begun operation " + std::to_string(question.operation)));
+        if (is_from_peer(question)) operations_->on_deadline_passed(question.operation);
+      },
+      [&](transport::HasCompleted& question) {
+        if (is_from_peer(question)) return session_.on_completion_asked(question.steps, std::move(respond));
+        respond(Status(Code::kViewChanged, "the workers of the job have changed; ask again"));
+      },
+      [&](transport::FetchState& question) {
+        if (opened_) return session_.on_state_asked(channel.hello().worker_id, question, std::move(respond));
+        respond(Status(Code::kState, "this worker has no state yet"));
+      },
+      [&]<OfObject T>(T& message) {
+        // The answer depends on this worker's rank, which is known only once the mesh is open.
+        if (!opened_) return incoming_.keep(channel, std::move(message), std::move(respond));
+        if (options_.views_change && message.view < members_.view().view)
+          return respond(call_of_earlier_view());
+        if (!is_from_peer(message))
+          return respond(not_from_peer(message.view, message.rank, members_.view().view));
+        session_.on_object(std::move(message), std::move(respond));
+      },
+      [&](transport::Goodbye& goodbye) {
+        if (connection) {
+          auto digests = std::exchange(goodbye.digests, {});
+          connection->goodbye = goodbye;
+          if (opened_ && members_.is_peer(connection->rank))
+            session_.on_goodbye(connection->rank, goodbye.steps, std::move(digests));
+        }
+        respond(Message(transport::Empty{}));
+      },
+      [&](auto&) {
+        respond(Status(Code::kUnsupported, "a worker does not answer this message; only the head does"));
+      },
+  };
+  std::visit(handlers, request);
 }
 
 void Peers::on_close(ServerChannel& channel, const Status& why) {
