@@ -223,8 +223,7 @@ void Objects::peer_left(int32_t rank) {
 Status Objects::waiting(const std::string& operation, const std::string& name) const {
   const std::string object = "object '" + name + "'";
   if (operation == kGet) {
-    if (std::none_of(waiters_.begin(), waiters_.end(), [&](const Waiter& get) { return get.name == name; }))
-      return {};
+    if (!gets_.is_waiting(name)) return {};
     return Status(Code::kWaitTimeout,
                   is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
         .with_operation(operation);
@@ -425,30 +424,15 @@ void Objects::store(const std::string& name, SharedObject object, uint64_t put) 
   if (const auto earlier = objects_.find(name); earlier != objects_.end()) forget(earlier);
   objects_[name] = {object, put};
   nbytes_.add(object->bytes.size());
-  std::vector<std::function<void(Result<SharedObject>)>> ready;
-  std::erase_if(waiters_, [&](Waiter& waiter) {
-    if (waiter.name == name) ready.push_back(std::move(waiter.done));
-    return waiter.name == name;
-  });
-  for (auto& done : ready) done(object);
+  gets_.answer(name, object);
 }
 
-uint64_t Objects::get(const std::string& name, std::function<void(Result<SharedObject>)> done) {
+uint64_t Objects::get(const std::string& name, ObjectGets::Done done) {
   if (auto it = objects_.find(name); it != objects_.end()) {
     done(it->second.object);
     return 0;
   }
-  waiters_.push_back({next_ticket_, name, std::move(done)});
-  return next_ticket_++;
-}
-
-void Objects::cancel(uint64_t ticket, const Status& why) {
-  const auto at = std::find_if(waiters_.begin(), waiters_.end(),
-                               [ticket](const Waiter& waiter) { return waiter.ticket == ticket; });
-  if (at == waiters_.end()) return;
-  const auto done = std::move(at->done);
-  waiters_.erase(at);
-  done(why);
+  return gets_.add(name, std::move(done));
 }
 
 // ---- failure
@@ -467,14 +451,6 @@ void Objects::change_view(const Status& why) {
   fail(why);
   deleted_early_.clear();
   puts_ = std::max(puts_, peers_->members().view().view << kNumbersOfAView);
-}
-
-void Objects::fail_gets(const Status& cause) {
-  while (!waiters_.empty()) {
-    const Waiter waiter = std::move(waiters_.front());
-    waiters_.pop_front();
-    waiter.done(cause);
-  }
 }
 
 }  // namespace dsgd

@@ -32,6 +32,7 @@
 #include "core/metrics/counters.h"
 #include "core/objects/object.h"
 #include "core/objects/object_fetches.h"
+#include "core/objects/object_gets.h"
 
 namespace dsgd {
 
@@ -54,9 +55,9 @@ class Objects {
   void delete_everywhere(const std::string& name, Deadline deadline, Done done);
   // Calls `done` with the object as soon as this worker holds it. Returns a ticket for cancel(); 0 when
   // `done` was called at once.
-  uint64_t get(const std::string& name, std::function<void(Result<SharedObject>)> done);
+  uint64_t get(const std::string& name, ObjectGets::Done done);
   bool has(const std::string& name) const { return objects_.count(name) > 0; }
-  void cancel(uint64_t ticket, const Status& why);  // harmless for a get that has ended
+  void cancel(uint64_t ticket, const Status& why) { gets_.cancel(ticket, why); }  // see ObjectGets
   // A message about an object. `deadline`: for a deletion that rank 0 carries out for another worker.
   void receive(Deadline deadline, transport::Message message, const transport::Responder& respond);
   // As ServerHandler::on_bulk and on_bulk_end.
@@ -75,7 +76,7 @@ class Objects {
   void give(int32_t rank, Done done);
   // Ranks are those of another view: ends all puts, deletions and gets with `why`. Objects stay.
   void change_view(const Status& why);
-  void fail_gets(const Status& cause);
+  void fail_gets(const Status& cause) { gets_.fail(cause); }
   // Returns what this worker's call about the object waits for, as a sentence with the first missing rank; OK
   // if there is no such call.
   Status waiting(const std::string& operation, const std::string& name) const;
@@ -94,11 +95,6 @@ class Objects {
   struct Incoming {
     std::string name;
     transport::Responder respond;  // to the announcement; null once the put has failed
-  };
-  struct Waiter {
-    uint64_t ticket;
-    std::string name;
-    std::function<void(Result<SharedObject>)> done;
   };
   struct Request;
   struct Sending;
@@ -135,11 +131,10 @@ class Objects {
   // Puts that were deleted before they were announced; kept until then, or until the putter leaves.
   std::set<uint64_t> deleted_early_;
   ObjectFetches fetches_;
-  std::list<Waiter> waiters_;
+  ObjectGets gets_;
   std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
   // Deletions in flight: those asked for here and, at rank 0, all.
   std::list<std::shared_ptr<Deletion>> deletions_;
-  uint64_t next_ticket_ = 1;
   uint64_t puts_ = 0;  // of this worker; numbers of later views are higher
 };
 
