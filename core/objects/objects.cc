@@ -10,10 +10,6 @@
 namespace dsgd {
 
 namespace {
-constexpr size_t kSmall = transport::kSmallBytes;  // up to here an object travels in its announcement
-// The rank that decides which put of a name wins, and that carries out deletions.
-constexpr int32_t kNameOwner = 0;
-
 // The number of a put, unique in the job and not 0, has three parts, the highest first: the rank of the
 // putter, the view (0: the first one), and an index of 24 bits. View and index have 40 bits together.
 constexpr int kNumbersOfAPutter = 40, kNumbersOfAView = 24;
@@ -25,18 +21,9 @@ uint64_t view_of(uint64_t number) {
   return (number & ((uint64_t{1} << kNumbersOfAPutter) - 1)) >> kNumbersOfAView;
 }
 
-// The ranks of a job in the order in which an object travels.
-std::vector<int32_t> chain(int32_t putter, int32_t size) {
-  std::vector<int32_t> ranks = {putter};
-  if (putter != kNameOwner) ranks.push_back(kNameOwner);
-  for (int32_t hop = 1; hop < size; ++hop) {
-    if (const int32_t rank = (putter + hop) % size; rank != kNameOwner) ranks.push_back(rank);
-  }
-  return ranks;
-}
-// Those before `rank` in the chain, the nearest first.
+// Returns the ranks before `rank` in the chain, the nearest first.
 std::vector<int32_t> sources_of(int32_t rank, int32_t putter, int32_t size) {
-  const std::vector<int32_t> ranks = chain(putter, size);
+  const std::vector<int32_t> ranks = object_chain(putter, size);
   return {std::make_reverse_iterator(std::find(ranks.begin(), ranks.end(), rank)), ranks.rend()};
 }
 
@@ -56,35 +43,9 @@ transport::Message empty() { return transport::Empty{}; }
 std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
 
-// Something that peers have to answer.
-struct Objects::Request {
-  std::string name;
-  uint64_t put;
-  Objects::Done done;
-  transport::TimerId timer = 0;
-  std::set<int32_t> waiting = {};  // workers that have not answered yet
-  // The part of `waiting` whose connection has ended: the worker has left, or the session will fail.
-  std::set<int32_t> cut_off = {};
-};
-
-struct Objects::Sending : Request {
-  SharedObject object;
-  Deadline deadline;
-  bool spreading = false;  // rank 0 has accepted the put
-  bool deleted = false;    // another worker has deleted the object
-  Status failure = {};
-};
-
-struct Objects::Deletion : Request {};  // its put is 0 if only rank 0 knows it
+struct Objects::Deletion : ObjectRequest {};  // its put is 0 if only rank 0 knows it
 
 // ---- putting
-
-// The first one holds up the others.
-std::vector<int32_t> Objects::missing(const Sending& sending) const {
-  std::vector<int32_t> missing = chain(peers_->rank(), peers_->size());
-  std::erase_if(missing, [&](int32_t rank) { return sending.waiting.count(rank) == 0; });
-  return missing;
-}
 
 uint64_t Objects::put_of(const std::string& name) const {
   if (const auto object = objects_.find(name); object != objects_.end()) return object->second.put;
@@ -104,61 +65,19 @@ bool Objects::is_deleting(const std::string& name) const {
 }
 
 void Objects::put(const std::string& name, SharedObject object, Deadline deadline, Done done) {
-  const bool under_way = std::any_of(sending_.begin(), sending_.end(),
-                                     [&](const auto& s) { return s->name == name && !s->deleted; });
-  if (put_of(name) != 0 || under_way || (peers_ && is_deleting(name))) return done(exists(name));
-  const uint64_t number = put_number(peers_ ? peers_->rank() : 0, ++puts_);
+  if (put_of(name) != 0 || puts_.is_putting(name) || (peers_ && is_deleting(name))) return done(exists(name));
+  const uint64_t number = put_number(peers_ ? peers_->rank() : 0, ++last_put_);
   if (!peers_ || peers_->size() == 1) {
     store(name, std::move(object), number);
     return done({});
   }
-  auto sending = std::make_shared<Sending>(
-      Sending{{name, number, std::move(done)}, std::move(object), std::move(deadline)});
-  sending_.push_back(sending);
-  sending->timer = peers_->loop().schedule(sending->deadline.time, [this, weak = std::weak_ptr(sending)] {
-    if (const auto late = weak.lock()) give_up(late);
-  });
-  if (peers_->rank() == kNameOwner) return spread(sending);
-  sending->waiting = {kNameOwner};
-  announce(sending, kNameOwner);
-}
-
-// Rank 0 has accepted the put. Stores the object here and announces it to the other workers.
-void Objects::spread(const std::shared_ptr<Sending>& sending) {
-  if (!sending->deleted) store(sending->name, sending->object, sending->put);
-  sending->spreading = true;
-  std::vector<int32_t> others = chain(peers_->rank(), peers_->size());
-  std::erase_if(others, [&](int32_t rank) { return rank == peers_->rank() || rank == kNameOwner; });
-  sending->waiting.insert(others.begin(), others.end());
-  if (sending->waiting.empty()) return finish(sending, {});
-  for (int32_t rank : others) announce(sending, rank);
-}
-
-void Objects::announce(const std::shared_ptr<Sending>& sending, int32_t rank) {
-  peers_->call(
-      rank, announcement(rank, sending->name, *sending->object, sending->put), transport::kNever,
-      [this, sending, rank](const Result<transport::Message>& r) { answered(sending, rank, r.status()); });
-}
-
-transport::PutObject Objects::announcement(int32_t rank, const std::string& name, const Object& object,
-                                           uint64_t put) {
-  transport::PutObject message;
-  message.view = peers_->members().view().view;
-  message.rank = peers_->rank();
-  message.name = name;
-  message.put = put;
-  message.total = object.bytes.size();
-  if (object.bytes.size() <= kSmall) message.data = object.bytes;
-  peers_->count_sent(rank, message.data.size());
-  message.dtype = object.dtype;
-  message.shape = object.shape;
-  return message;
+  puts_.begin(name, number, std::move(object), std::move(deadline), std::move(done));
 }
 
 void Objects::give(int32_t rank, Done done) {
   const auto given = join(objects_.size() + 1, std::move(done));
   for (const auto& [name, stored] : objects_) {
-    transport::PutObject put = announcement(rank, name, *stored.object, stored.put);
+    transport::PutObject put = puts_.announcement(rank, name, *stored.object, stored.put);
     put.again = true;
     peers_->call(rank, std::move(put), transport::kNever, [given](const Result<transport::Message>& answer) {
       // The receiver is lost, or has heard of a later view first. This worker enters another view then, too.
@@ -169,51 +88,18 @@ void Objects::give(int32_t rank, Done done) {
   given({});
 }
 
-// `rank` has the object, or will not get it.
-void Objects::answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status) {
-  if (!sending->done) return;  // the put has ended
-  if (peers_->is_loss_undecided(rank, status)) {
-    sending->cut_off.insert(rank);
-    return;
-  }
-  if (!status.ok() && !sending->deleted && sending->failure.ok()) {  // the others still get the object
-    sending->failure = peers_->failure_of_call(rank, status).with_operation(kPut);
-  }
-  sending->waiting.erase(rank);
-  if (!sending->waiting.empty()) return;
-  if (!sending->spreading && sending->failure.ok()) return spread(sending);
-  finish(sending, sending->failure);
-}
-
-void Objects::finish(const std::shared_ptr<Sending>& sending, const Status& status) {
-  sending_.remove(sending);
-  peers_->loop().cancel(sending->timer);
-  if (auto done = std::exchange(sending->done, nullptr)) done(status);
-}
-
-// The deadline has passed. Workers that do not have the whole object get no more of it from here, and drop it
-// unless another worker has it.
-void Objects::give_up(const std::shared_ptr<Sending>& sending) {
-  const Status why = peers_->members()
-                         .timeout_error("object '" + sending->name + "' has not reached all workers",
-                                        sending->deadline.limit, missing(*sending))
-                         .with_operation(kPut);
-  const auto object = objects_.find(sending->name);
-  if (object != objects_.end() && object->second.put == sending->put) {
-    forget(object);
-    if (peers_->rank() == kNameOwner) incoming_[sending->put] = {sending->name, nullptr};
-  }
-  peers_->revoke(object_operation(sending->put));
-  finish(sending, why);
+// The deadline of a put of this worker has passed.
+void Objects::drop_late(const std::string& name, uint64_t put) {
+  const auto object = objects_.find(name);
+  if (object == objects_.end() || object->second.put != put) return;
+  forget(object);
+  if (peers_->rank() == kNameOwner) incoming_[put] = {name, nullptr};
 }
 
 void Objects::peer_left(int32_t rank) {
   std::erase_if(deleted_early_, [rank](uint64_t put) { return putter(put) == rank; });
   fetches_.peer_left(rank);
-  const auto all = sending_;
-  for (const auto& sending : all) {
-    if (sending->cut_off.count(rank)) answered(sending, rank, peers_->members().closed_error(rank));
-  }
+  puts_.peer_left(rank);
   const auto deletions = deletions_;
   for (const auto& deletion : deletions) {
     if (deletion->cut_off.count(rank)) deleted(deletion, rank, peers_->members().closed_error(rank));
@@ -221,25 +107,16 @@ void Objects::peer_left(int32_t rank) {
 }
 
 Status Objects::waiting(const std::string& operation, const std::string& name) const {
-  const std::string object = "object '" + name + "'";
+  if (operation == kPut) return puts_.waiting(name);
   if (operation == kGet) {
     if (!gets_.is_waiting(name)) return {};
     return Status(Code::kWaitTimeout,
-                  is_arriving(name) ? "the data of " + object + " is still to come" : not_put(name))
+                  is_arriving(name) ? "the data of object '" + name + "' is still to come" : not_put(name))
         .with_operation(operation);
-  }
-  const auto status = [&](const std::string& text, const std::vector<int32_t>& missing) {
-    return Status(Code::kWaitTimeout, object + text + peers_->members().names(missing))
-        .with_rank(missing.front(), peers_->members().host_of(missing.front()))
-        .with_operation(operation);
-  };
-  for (const auto& sending : sending_) {
-    if (operation == kPut && sending->name == name && !sending->waiting.empty())
-      return status(" has not reached ", missing(*sending));
   }
   for (const auto& deletion : deletions_) {
     if (operation == kDelete && deletion->name == name && !deletion->waiting.empty())
-      return status(" is not deleted on ", ranks(deletion->waiting));
+      return unanswered(peers_->members(), kDelete, name, " is not deleted on ", ranks(deletion->waiting));
   }
   return {};
 }
@@ -326,14 +203,12 @@ void Objects::cancel_fetch(uint64_t put, const Result<transport::Message>& answe
 // Whether the announcement of a put may still arrive. The rank in the number of a put of an earlier view says
 // nothing, and a worker that has joined may get such an object from the one that gives it its state.
 bool Objects::may_arrive(uint64_t put) const {
-  if (view_of(put) < view_of(puts_)) return true;
+  if (view_of(put) < view_of(last_put_)) return true;
   return putter(put) != peers_->rank() && !peers_->has_left(putter(put));
 }
 
 void Objects::delete_here(const std::string& name, uint64_t put) {
-  const auto sending =
-      std::find_if(sending_.begin(), sending_.end(), [put](const auto& s) { return s->put == put; });
-  if (sending != sending_.end()) (*sending)->deleted = true;
+  puts_.note_deleted(put);
   if (const auto object = objects_.find(name); object != objects_.end() && object->second.put == put) {
     forget(object);
     peers_->revoke(object_operation(put));
@@ -358,7 +233,7 @@ void Objects::receive(Deadline deadline, transport::Message message, const trans
 
 void Objects::on_put(transport::PutObject put, const transport::Responder& respond) {
   peers_->count_received(put.rank, put.data.size());
-  const bool small = put.total <= kSmall;
+  const bool small = put.total <= ObjectPuts::kSmall;
   if (put.total > Object::kLargest || put.data.size() != (small ? put.total : 0) ||
       (putter(put.put) != put.rank && !put.again) || put.put >= kObjects || incoming_.count(put.put) > 0) {
     return respond(Status(Code::kInternal, "the announcement of object '" + put.name + "' is wrong"));
@@ -400,11 +275,7 @@ void Objects::on_put(transport::PutObject put, const transport::Responder& respo
 }
 
 void Objects::on_fetch(const transport::FetchObject& request, const transport::Responder& respond) {
-  const auto sending =
-      std::find_if(sending_.begin(), sending_.end(), [&](const auto& s) { return s->put == request.put; });
-  if (sending != sending_.end() && !(*sending)->spreading && request.rank == kNameOwner) {
-    spread(std::shared_ptr<Sending>(*sending));  // rank 0 has accepted the put
-  }
+  if (request.rank == kNameOwner) puts_.note_accepted(request.put);
   ObjectFetches::Reader reader{request.rank, request.offset, respond};
   if (fetches_.is_fetching(request.put)) return fetches_.add_reader(request.put, std::move(reader));
   const auto stored = objects_.find(request.name);
@@ -442,7 +313,7 @@ void Objects::fail(const Status& cause) {
   for (const auto& [name, stored] : objects_) {
     if (peers_) peers_->revoke(object_operation(stored.put));
   }
-  while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
+  puts_.fail(cause);
   while (!deletions_.empty()) finish(std::shared_ptr<Deletion>(deletions_.front()), cause);
   fail_gets(cause);
 }
@@ -450,7 +321,7 @@ void Objects::fail(const Status& cause) {
 void Objects::change_view(const Status& why) {
   fail(why);
   deleted_early_.clear();
-  puts_ = std::max(puts_, peers_->members().view().view << kNumbersOfAView);
+  last_put_ = std::max(last_put_, peers_->members().view().view << kNumbersOfAView);
 }
 
 }  // namespace dsgd

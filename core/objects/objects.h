@@ -33,6 +33,8 @@
 #include "core/objects/object.h"
 #include "core/objects/object_fetches.h"
 #include "core/objects/object_gets.h"
+#include "core/objects/object_puts.h"
+#include "core/objects/object_request.h"
 
 namespace dsgd {
 
@@ -40,16 +42,13 @@ class Objects {
  public:
   using Done = std::function<void(const Status&)>;
   // Names of operations.
-  static constexpr const char* kPut = "dsgd_object_put";
+  static constexpr const char* kPut = ObjectPuts::kOperation;
   static constexpr const char* kDelete = "dsgd_object_delete";
   static constexpr const char* kGet = "dsgd_object_get";
 
-  struct Deadline {
-    transport::Time time;
-    std::string limit;  // the setting that it comes from
-  };
+  using Deadline = ObjectDeadline;
   // Null: there is one worker. Called before the first put or message.
-  void use_peers(Peers* peers) { peers_ = peers, fetches_.use_peers(peers); }
+  void use_peers(Peers* peers) { peers_ = peers, fetches_.use_peers(peers), puts_.use_peers(peers); }
   void put(const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
   void delete_everywhere(const std::string& name, Deadline deadline, Done done);
@@ -81,7 +80,7 @@ class Objects {
   // if there is no such call.
   Status waiting(const std::string& operation, const std::string& name) const;
   // No put or deletion is in flight. A get only waits for another worker.
-  bool idle() const { return sending_.empty() && deletions_.empty(); }
+  bool idle() const { return puts_.empty() && deletions_.empty(); }
   // Returns the bytes of all objects that this worker holds. Any thread.
   uint64_t nbytes() const { return nbytes_.value(); }
 
@@ -96,19 +95,10 @@ class Objects {
     std::string name;
     transport::Responder respond;  // to the announcement; null once the put has failed
   };
-  struct Request;
-  struct Sending;
   struct Deletion;
   uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
   bool is_arriving(const std::string& name) const;
-  void spread(const std::shared_ptr<Sending>& sending);
-  std::vector<int32_t> missing(const Sending& sending) const;
-  void announce(const std::shared_ptr<Sending>& sending, int32_t rank);
-  transport::PutObject announcement(int32_t rank, const std::string& name, const Object& object,
-                                    uint64_t put);
-  void answered(const std::shared_ptr<Sending>& sending, int32_t rank, const Status& status);
-  void finish(const std::shared_ptr<Sending>& sending, const Status& status);
-  void give_up(const std::shared_ptr<Sending>& sending);
+  void drop_late(const std::string& name, uint64_t put);
   void deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status);
   void finish(const std::shared_ptr<Deletion>& deletion, const Status& status);
   void on_put(transport::PutObject put, const transport::Responder& respond);
@@ -132,10 +122,11 @@ class Objects {
   std::set<uint64_t> deleted_early_;
   ObjectFetches fetches_;
   ObjectGets gets_;
-  std::list<std::shared_ptr<Sending>> sending_;  // puts in flight
+  ObjectPuts puts_{[this](const auto& name, const auto& object, uint64_t put) { store(name, object, put); },
+                   [this](const auto& name, uint64_t put) { drop_late(name, put); }};
   // Deletions in flight: those asked for here and, at rank 0, all.
   std::list<std::shared_ptr<Deletion>> deletions_;
-  uint64_t puts_ = 0;  // of this worker; numbers of later views are higher
+  uint64_t last_put_ = 0;  // view and index of this worker's last number; those of later views are higher
 };
 
 }  // namespace dsgd
