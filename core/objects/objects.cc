@@ -40,10 +40,14 @@ std::string not_put(const std::string& name) {
   return "no worker has put object '" + name + "'; some worker must call dsgd_object_put with this name";
 }
 transport::Message empty() { return transport::Empty{}; }
-std::vector<int32_t> ranks(const std::set<int32_t>& set) { return {set.begin(), set.end()}; }
 }  // namespace
 
-struct Objects::Deletion : ObjectRequest {};  // its put is 0 if only rank 0 knows it
+void Objects::use_peers(Peers* peers) {
+  peers_ = peers;
+  fetches_.use_peers(peers);
+  puts_.use_peers(peers);
+  deletions_.use_peers(peers);
+}
 
 // ---- putting
 
@@ -60,8 +64,7 @@ bool Objects::is_arriving(const std::string& name) const {
 }
 
 bool Objects::is_deleting(const std::string& name) const {
-  return peers_->rank() == kNameOwner &&
-         std::any_of(deletions_.begin(), deletions_.end(), [&](const auto& r) { return r->name == name; });
+  return peers_->rank() == kNameOwner && deletions_.is_deleting(name);
 }
 
 void Objects::put(const std::string& name, SharedObject object, Deadline deadline, Done done) {
@@ -100,25 +103,16 @@ void Objects::peer_left(int32_t rank) {
   std::erase_if(deleted_early_, [rank](uint64_t put) { return putter(put) == rank; });
   fetches_.peer_left(rank);
   puts_.peer_left(rank);
-  const auto deletions = deletions_;
-  for (const auto& deletion : deletions) {
-    if (deletion->cut_off.count(rank)) deleted(deletion, rank, peers_->members().closed_error(rank));
-  }
+  deletions_.peer_left(rank);
 }
 
 Status Objects::waiting(const std::string& operation, const std::string& name) const {
   if (operation == kPut) return puts_.waiting(name);
-  if (operation == kGet) {
-    if (!gets_.is_waiting(name)) return {};
-    return Status(Code::kWaitTimeout,
-                  is_arriving(name) ? "the data of object '" + name + "' is still to come" : not_put(name))
-        .with_operation(operation);
-  }
-  for (const auto& deletion : deletions_) {
-    if (operation == kDelete && deletion->name == name && !deletion->waiting.empty())
-      return unanswered(peers_->members(), kDelete, name, " is not deleted on ", ranks(deletion->waiting));
-  }
-  return {};
+  if (operation == kDelete) return deletions_.waiting(name);
+  if (operation != kGet || !gets_.is_waiting(name)) return {};
+  return Status(Code::kWaitTimeout,
+                is_arriving(name) ? "the data of object '" + name + "' is still to come" : not_put(name))
+      .with_operation(operation);
 }
 
 // ---- deleting
@@ -140,43 +134,7 @@ void Objects::delete_everywhere(const std::string& name, Deadline deadline, Done
       if (rank != kNameOwner) asked.insert(rank);
     }
   }
-  auto deletion = std::make_shared<Deletion>(Deletion{{name, put, std::move(done)}});
-  deletion->waiting = asked;
-  deletions_.push_back(deletion);
-  deletion->timer = peers_->loop().schedule(deadline.time, [this, limit = deadline.limit,
-                                                            weak = std::weak_ptr(deletion)] {
-    const auto late = weak.lock();
-    if (!late) return;
-    const std::string what = "object '" + late->name + "' was not deleted on all workers";
-    finish(late, peers_->members().timeout_error(what, limit, ranks(late->waiting)).with_operation(kDelete));
-  });
-  for (int32_t rank : asked) {
-    peers_->call(rank, transport::DeleteObject{peers_->members().view().view, peers_->rank(), name, put},
-                 transport::kNever, [this, deletion, rank](Result<transport::Message> r) {
-                   deleted(deletion, rank, r.status());
-                 });
-  }
-}
-
-// `rank` has answered.
-void Objects::deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status) {
-  if (!deletion->done) return;  // it has ended
-  if (peers_->is_loss_undecided(rank, status)) {
-    deletion->cut_off.insert(rank);
-    return;
-  }
-  const bool gone = rank != kNameOwner && peers_->has_left(rank);  // a worker that has left holds no copy
-  if (!status.ok() && !gone)
-    return finish(deletion, peers_->failure_of_call(rank, status).with_operation(kDelete));
-  deletion->waiting.erase(rank);
-  if (deletion->waiting.empty()) finish(deletion, {});
-}
-
-void Objects::finish(const std::shared_ptr<Deletion>& deletion, const Status& status) {
-  deletions_.remove(deletion);
-  peers_->loop().cancel(deletion->timer);
-  if (status.ok() && peers_->rank() == kNameOwner) delete_here(deletion->name, deletion->put);
-  if (auto done = std::exchange(deletion->done, nullptr)) done(status);
+  deletions_.begin(name, put, asked, deadline, std::move(done));
 }
 
 void Objects::on_delete(Deadline deadline, const transport::DeleteObject& request,
@@ -314,7 +272,7 @@ void Objects::fail(const Status& cause) {
     if (peers_) peers_->revoke(object_operation(stored.put));
   }
   puts_.fail(cause);
-  while (!deletions_.empty()) finish(std::shared_ptr<Deletion>(deletions_.front()), cause);
+  deletions_.fail(cause);
   fail_gets(cause);
 }
 

@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -31,6 +30,7 @@
 #include "core/mesh/peers.h"
 #include "core/metrics/counters.h"
 #include "core/objects/object.h"
+#include "core/objects/object_deletions.h"
 #include "core/objects/object_fetches.h"
 #include "core/objects/object_gets.h"
 #include "core/objects/object_puts.h"
@@ -43,12 +43,12 @@ class Objects {
   using Done = std::function<void(const Status&)>;
   // Names of operations.
   static constexpr const char* kPut = ObjectPuts::kOperation;
-  static constexpr const char* kDelete = "dsgd_object_delete";
+  static constexpr const char* kDelete = ObjectDeletions::kOperation;
   static constexpr const char* kGet = "dsgd_object_get";
 
   using Deadline = ObjectDeadline;
   // Null: there is one worker. Called before the first put or message.
-  void use_peers(Peers* peers) { peers_ = peers, fetches_.use_peers(peers), puts_.use_peers(peers); }
+  void use_peers(Peers* peers);
   void put(const std::string& name, SharedObject object, Deadline deadline, Done done);
   // Deletes the object on all workers. kNotFound: there is none, or another worker is deleting it.
   void delete_everywhere(const std::string& name, Deadline deadline, Done done);
@@ -95,12 +95,9 @@ class Objects {
     std::string name;
     transport::Responder respond;  // to the announcement; null once the put has failed
   };
-  struct Deletion;
   uint64_t put_of(const std::string& name) const;  // number of the put that has the name here; 0: none
   bool is_arriving(const std::string& name) const;
   void drop_late(const std::string& name, uint64_t put);
-  void deleted(const std::shared_ptr<Deletion>& deletion, int32_t rank, const Status& status);
-  void finish(const std::shared_ptr<Deletion>& deletion, const Status& status);
   void on_put(transport::PutObject put, const transport::Responder& respond);
   void on_delete(Deadline deadline, const transport::DeleteObject& request,
                  const transport::Responder& respond);
@@ -124,8 +121,7 @@ class Objects {
   ObjectGets gets_;
   ObjectPuts puts_{[this](const auto& name, const auto& object, uint64_t put) { store(name, object, put); },
                    [this](const auto& name, uint64_t put) { drop_late(name, put); }};
-  // Deletions in flight: those asked for here and, at rank 0, all.
-  std::list<std::shared_ptr<Deletion>> deletions_;
+  ObjectDeletions deletions_{[this](const auto& name, uint64_t put) { delete_here(name, put); }};
   uint64_t last_put_ = 0;  // view and index of this worker's last number; those of later views are higher
 };
 
