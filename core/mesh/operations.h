@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -79,6 +80,7 @@ class Operations final : public OperationEvents {
  private:
   friend class Task;
   class Sink;
+  static constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();  // above any operation's number
   struct Parked {
     int32_t source;
     transport::BulkHeader header;
@@ -133,14 +135,16 @@ class Operations final : public OperationEvents {
   void note_begun(Operation& operation, int32_t rank);
   void end_wait(const Operation& operation, int32_t rank, bool failed);
   std::vector<int32_t> missing_ranks(const Operation& operation) const;
+  static void refuse_parked(Operation& operation, const Status& cause);
+  // The refusal of a chunk of an operation that has ended.
+  Status refusal(int32_t source, const transport::BulkHeader& header) const;
+
+  // operations_departures.cc
   bool has_completed(int32_t rank, const Task& task) const;
   bool needs(const Operation& operation, int32_t rank) const;
   void fail_for_lost_data(int32_t rank, const Task& task);
   void leave_out(int32_t rank);
   void answer_for(int32_t rank);
-  static void refuse_parked(Operation& operation, const Status& cause);
-  // The refusal of a chunk of an operation that has ended.
-  Status refusal(int32_t source, const transport::BulkHeader& header) const;
 
   // operations_compare.cc
   //
