@@ -22,6 +22,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
     : loop_(loop),
       on_device_failure_(std::move(on_device_failure)),
       state_(model, options),
+      trace_(state_, loop),
       waiter_(loop),
       host_(state_),
       devices_(state_, waiter_),
@@ -78,7 +79,7 @@ Status Step::make_buffers() {
   DSGD_RETURN_IF_ERROR(wire_.make_buffers());
   DSGD_RETURN_IF_ERROR(untrained_.make_buffers());
   DSGD_RETURN_IF_ERROR(optimizer_state_.make());
-  counters_.state.set(optimizer_state_.nbytes());
+  trace_.counters().state.set(optimizer_state_.nbytes());
   return values_.make_buffers();
 }
 
@@ -92,7 +93,7 @@ void Step::reset(StepRequest request) {
   state_.result.size = state_.mesh ? state_.mesh->peers.size() : 1;
   operations_ = {state_.request.call, state_.plan.size()};
   progress_ = {};
-  progress_.begun = progress_.marked = loop_.now();
+  trace_.begin_step();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
 }
 
@@ -101,7 +102,7 @@ void Step::begin(StepRequest request, Done done) {
   done_ = std::move(done);
   group_.begin_step();
   commit_.begin_step();
-  counters_.buffers.set(state_.buffer_bytes);
+  trace_.counters().buffers.set(state_.buffer_bytes);
   watch();
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
@@ -147,8 +148,7 @@ bool Step::resume(uint64_t call) {
 void Step::end_suspended(const StepResult& result) {
   state_.result = result;
   state_.drawn.clear();
-  counters_.ended.add(1);
-  if (result.applied) counters_.applied.add(1);
+  trace_.ended_elsewhere();
   const Done done = std::exchange(suspended_, nullptr);
   done({}, state_.result);
 }
@@ -244,11 +244,8 @@ void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
     if (suspended_) state_.buffers[bucket].progress.ready = true;
   }
   if (!done_ || buckets.empty()) return;
-  progress_.marked = loop_.now();
-  for (uint32_t bucket : buckets) {
-    state_.buffers[bucket].progress.ready = true;
-    state_.buffers[bucket].progress.marked = progress_.marked;
-  }
+  trace_.gradients_marked(buckets);
+  for (uint32_t bucket : buckets) state_.buffers[bucket].progress.ready = true;
   launch();
 }
 
@@ -390,15 +387,7 @@ void Step::bucket_done(size_t index, const Status& status) {
   BucketBuffers& buffers = state_.buffers[index];
   buffers.progress.held = nullptr;
   buffers.progress.reduced = true;
-  const transport::Time now = loop_.now();
-  const transport::Time sent = buffers.progress.contributed ? buffers.progress.sent : now;
-  trace_bucket(index, "gradients", progress_.begun, buffers.progress.marked);
-  trace_bucket(index, "contribution", buffers.progress.marked, sent);
-  if (buffers.progress.contributed) {
-    trace_bucket(index, "travel", sent, now);
-    counters_.buckets.add(1);
-    counters_.travel.add(now - sent);
-  }
+  trace_.bucket_reduced(index);
   --progress_.open;
   if (copies_are_due()) {
     send_means(index);  // where this worker owns no part of the bucket
@@ -552,7 +541,7 @@ void Step::commit_if_complete() {
   if (!progress_.untrained_exchanged && state_.contributing_replicas > 0 && untrained_.begin_sync())
     return begin_untrained_exchange();
   progress_.committed = true;
-  progress_.reduced_at = loop_.now();
+  trace_.all_reduced();
   commit();
 }
 
@@ -564,7 +553,7 @@ void Step::end_non_finite() {
     return fail(non_finite_failure(state_), {});
   }
   progress_.committed = true;
-  progress_.reduced_at = loop_.now();
+  trace_.all_reduced();
   state_.model.loss_scale.stepped(false);
   state_.result.skipped = true;
   end();
@@ -618,7 +607,7 @@ void Step::update_by_norm() {
 Status Step::update(size_t index) {
   const transport::Time begun = loop_.now();
   Status status = commit_.update(index);
-  if (status.ok()) trace_bucket(index, "update", begun, loop_.now());
+  if (status.ok()) trace_.bucket_updated(index, begun);
   return status;
 }
 
@@ -696,13 +685,7 @@ void Step::end() {
   cancel_timers();
   if (!state_.result.applied) devices_.skipped();
   if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, {});
-  counters_.ended.add(1);
-  if (state_.result.applied) counters_.applied.add(1);
-  const transport::Time now = loop_.now();
-  counters_.gradients.add(progress_.marked - progress_.begun);
-  counters_.reduction.add(progress_.reduced_at - progress_.marked);
-  counters_.update.add(now - progress_.reduced_at);
-  trace_step(now, false);
+  trace_.ended();
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, state_.result);

@@ -50,6 +50,7 @@
 #include "core/step/step_group.h"
 #include "core/step/step_operations.h"
 #include "core/step/step_state.h"
+#include "core/step/step_trace.h"
 #include "core/step/team_path.h"
 #include "core/step/untrained_values.h"
 #include "core/step/value_comparison.h"
@@ -130,7 +131,7 @@ class Step {
   // Whether optimizer state lives with the owners of ranges, rather than on every worker.
   bool updates_at_owner() const { return state_.path.updates_at_owner; }
   size_t buffer_bytes() const { return state_.buffer_bytes; }  // memory that the step holds beside the model
-  const metrics::StepCounters& counters() const { return counters_; }  // any thread
+  const metrics::StepCounters& counters() const { return trace_.counters(); }  // any thread
   OptimizerStateStore& optimizer_state() { return optimizer_state_; }
   // As Commit::on_update().
   void on_update(Commit::Noted noted) { commit_.on_update(std::move(noted)); }
@@ -208,21 +209,16 @@ class Step {
 
   // Failure and limits.
   void watch();
-  bool all_marked() const;  // on this worker
   void deadline_passed();
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& for_peers);
   void cancel_timers();
 
-  void trace(const char* name, transport::Time begin, transport::Time end, bool failed);
-  void trace_step(transport::Time now, bool failed);
-  void trace_bucket(size_t bucket, const char* name, transport::Time begin, transport::Time end);
-
   transport::Loop& loop_;
   const std::function<void(const Status&)> on_device_failure_;
   StepState state_;
   uint64_t version_ = 0, plan_digest_ = 0;
-  metrics::StepCounters counters_;
+  StepTrace trace_;
   device::Waiter waiter_;
 
   HostPath host_;
@@ -244,13 +240,11 @@ class Step {
     bool agreed = false;          // failed_in_agreement()
     Status bucket_failure;        // came before the header
     bool second_attempt = false;  // the buckets were restarted, without a worker that had left
-    // Its beginning; the last gradients were marked; all buckets were reduced.
-    transport::Time begun{}, marked{}, reduced_at{};
-    size_t next = 0;            // next bucket to start
-    size_t open = 0;            // buckets and exchanges in flight that the commit waits for, but for copies
-    size_t reduced = 0;         // buckets whose sums or results this worker has
-    size_t next_gather = 0;     // next bucket that a team gathers
-    bool all_enqueued = false;  // this worker has announced that all its sums are enqueued
+    size_t next = 0;              // next bucket to start
+    size_t open = 0;              // buckets and exchanges in flight that the commit waits for, but for copies
+    size_t reduced = 0;           // buckets whose sums or results this worker has
+    size_t next_gather = 0;       // next bucket that a team gathers
+    bool all_enqueued = false;    // this worker has announced that all its sums are enqueued
     bool gradients_reported = false;
     bool norms_done = false;
     bool untrained_exchanged = false;

@@ -1,4 +1,4 @@
-// The end of a step that does not succeed: its limit, refused operations, failures. Also the trace of a step.
+// The end of a step that does not succeed: its limit, refused operations, failures.
 
 #include <algorithm>
 #include <utility>
@@ -39,13 +39,8 @@ void Step::watch() {
   });
 }
 
-bool Step::all_marked() const {
-  return std::all_of(state_.buffers.begin(), state_.buffers.end(),
-                     [](const BucketBuffers& buffers) { return buffers.progress.ready; });
-}
-
 void Step::deadline_passed() {
-  if (state_.mesh && (all_marked() || !progress_.header_done))
+  if (state_.mesh && (state_.all_marked() || !progress_.header_done))
     return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked = this->unmarked();
   const std::string who = state_.mesh ? state_.mesh->members().name(state_.mesh->peers.rank()) + ": " : "";
@@ -128,9 +123,7 @@ void Step::fail(const Status& cause, const Status& for_peers) {
   if (suspended_) done_ = std::exchange(suspended_, nullptr);
   if (done_) {
     devices_.skipped();
-    counters_.ended.add(1);
-    counters_.failed.add(1);
-    trace_step(loop_.now(), true);
+    trace_.failed();
     // A failure that all have agreed on came before any of the team's work.
     if (!progress_.agreed) team_.fail(cause);
     Done done = std::move(done_);
@@ -146,32 +139,6 @@ void Step::close() {
   cancel_timers();
   waiter_.close();
   team_.close();
-}
-
-// ---- trace
-
-void Step::trace(const char* name, transport::Time begin, transport::Time end, bool failed) {
-  if (state_.options.trace)
-    state_.options.trace->record(
-        {metrics::Track::kSteps, failed, 0, 0, name, state_.request.step, 0, begin, end});
-}
-
-// The phases that the step has reached; one that has failed ends now.
-void Step::trace_step(transport::Time now, bool failed) {
-  const bool marked = all_marked();
-  trace("gradients", progress_.begun, marked ? progress_.marked : now, !marked);
-  if (marked)
-    trace("reduction", progress_.marked, progress_.committed ? progress_.reduced_at : now,
-          !progress_.committed);
-  if (progress_.committed) trace("update", progress_.reduced_at, now, failed);
-  trace("step", progress_.begun, now, failed);
-}
-
-void Step::trace_bucket(size_t index, const char* name, transport::Time begin, transport::Time end) {
-  if (!state_.options.trace) return;
-  const size_t nbytes = state_.plan[index].elements * dtype_size(state_.plan[index].dtype);
-  state_.options.trace->record({metrics::Track::kBucket, false, 0, static_cast<uint32_t>(index), name,
-                                state_.request.step, nbytes, begin, end});
 }
 
 }  // namespace dsgd

@@ -47,6 +47,11 @@ bool StepState::reduces_by_teams(const StrategySpec& of) const {
   return teams.any() && (!of.traits().takes_algorithm || of.algorithm->nccl != NcclUse::kNever);
 }
 
+bool StepState::all_marked() const {
+  return std::all_of(buffers.begin(), buffers.end(),
+                     [](const BucketBuffers& bucket) { return bucket.progress.ready; });
+}
+
 StepPath StepState::choose_path() const {
   const Traits& traits = strategy.traits();
   StepPath chosen;

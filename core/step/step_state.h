@@ -190,6 +190,7 @@ struct StepState {
   bool reduces_by_teams(const StrategySpec& strategy) const;
   // Allocates the buffers of the plan. Fails for want of memory.
   Status make_buffers();
+  bool all_marked() const;  // on this worker
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   Status make_bucket_buffers(size_t bucket, const std::vector<Memory>& sums);
   DeviceContext& context_of(uint32_t replica) { return contexts[location_of_replica[replica].first]; }
