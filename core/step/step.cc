@@ -7,7 +7,7 @@
 #include "core/base/describe.h"
 #include "core/base/join.h"
 #include "core/base/text.h"
-#include "core/collectives/all_reduce.h"
+#include "core/collectives/exchange.h"
 #include "core/collectives/range_transfers.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
@@ -22,6 +22,10 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
     : loop_(loop),
       on_device_failure_(std::move(on_device_failure)),
       state_(model, options),
+      step_{[this] { return done_ != nullptr; }, [this](const Status& cause) { fail(cause); },
+            [this](const Status& cause) { device_failed(cause); }},
+      group_(state_),
+      tasks_(state_, group_, step_),
       trace_(state_, loop),
       waiter_(loop),
       host_(state_),
@@ -31,7 +35,6 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
       wire_(state_),
       untrained_(state_),
       values_(state_, loop, waiter_),
-      group_(state_),
       team_(state_, host_, devices_) {}
 Step::~Step() = default;
 
@@ -91,7 +94,8 @@ void Step::reset(StepRequest request) {
   state_.result.step = static_cast<int64_t>(state_.request.step);
   state_.result.view = state_.mesh ? static_cast<int64_t>(state_.mesh->members().view().view) : 1;
   state_.result.size = state_.mesh ? state_.mesh->peers.size() : 1;
-  operations_ = {state_.request.call, state_.plan.size()};
+  state_.header_done = false;
+  state_.numbers = {state_.request.call, state_.plan.size()};
   progress_ = {};
   trace_.begin_step();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
@@ -107,7 +111,7 @@ void Step::begin(StepRequest request, Done done) {
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
   values_.fetch(values_.part_of(state_.request.step), state_.request.deadline,
-                or_device_failure([this] { send_header(); }));
+                step_.or_device_failure([this] { send_header(); }));
 }
 
 // ---- another view
@@ -155,9 +159,9 @@ void Step::end_suspended(const StepResult& result) {
 
 void Step::send_header() {
   const uint64_t digest = values_.digest(values_.part_of(state_.request.step));
-  add(std::make_unique<Exchange>(
+  tasks_.add(std::make_unique<Exchange>(
       state_.mesh->operations,
-      shape_of(operations_.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
+      shape_of(state_.numbers.header(), Kind::kHeader, DType::kUint8, Algorithm::kOneHop, 0),
       make_header(state_, {version_, plan_digest_, digest}),
       [this](const Status& status, const auto& all) { on_header(status, all); },
       state_.mesh->members().world(), true));
@@ -172,7 +176,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
     if (!progress_.agreed && group_.members_have_left()) refuse(status);
     return fail(status);
   }
-  const Result<bool> changed = group_.regroup(operations_.header());
+  const Result<bool> changed = group_.regroup(state_.numbers.header());
   if (!changed.ok()) {  // the same on all workers
     progress_.agreed = true;
     return fail(changed.status());
@@ -187,7 +191,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
     return fail(verdict.status);
   }
   if (!progress_.bucket_failure.ok() && !progress_.second_attempt) return fail(progress_.bucket_failure);
-  progress_.header_done = true;
+  state_.header_done = true;
   wire_.begin_step();
   if (progress_.second_attempt) restart_buckets();
   for (BucketBuffers& buffers : state_.buffers) {
@@ -200,7 +204,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
 void Step::restart_buckets() {
   progress_.bucket_failure = {};
   for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
-  state_.mesh->operations.drop(operations_.exponents(0, false), operations_.exponents(0, true),
+  state_.mesh->operations.drop(state_.numbers.exponents(0, false), state_.numbers.exponents(0, true),
                                Status(Code::kClosed, "the step begins again without a worker that has left"));
   const size_t begun = progress_.next;  // fetch() may start further buckets
   for (size_t b = 0; b < begun && done_; ++b) {
@@ -210,9 +214,9 @@ void Step::restart_buckets() {
 }
 
 void Step::compare_settings() {
-  exchange(operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
-           bytes_of(settings_text(state_.model)),
-           [this](const auto& all) { fail(settings_difference(name(), *group_.workers(), all)); });
+  tasks_.exchange(state_.numbers.further_exchange(), Kind::kHeader, DType::kUint8, 0,
+                  bytes_of(settings_text(state_.model)),
+                  [this](const auto& all) { fail(settings_difference(name(), *group_.workers(), all)); });
 }
 
 void Step::compare_values(std::function<void()> agreed) {
@@ -220,8 +224,8 @@ void Step::compare_values(std::function<void()> agreed) {
                                                                                  std::vector<uint64_t> mine) {
     if (!done_) return;
     if (!status.ok()) return device_failed(status);
-    exchange(
-        operations_.further_exchange(), Kind::kHeader, DType::kUint8, 0,
+    tasks_.exchange(
+        state_.numbers.further_exchange(), Kind::kHeader, DType::kUint8, 0,
         transport::encode(transport::ValueDigests{std::move(mine)}), [this, agreed](const auto& all) {
           std::map<int32_t, std::vector<uint64_t>> digests;
           for (size_t index = 0; index < all.size(); ++index) {
@@ -252,11 +256,10 @@ void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
 // Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
 void Step::launch() {
   // The units of the sums depend on all weights, which come with the headers.
-  if ((state_.options.reproducible || state_.path.narrows) && !progress_.header_done) return;
+  if ((state_.options.reproducible || state_.path.narrows) && !state_.header_done) return;
   // A team cannot take back a collective, so all workers must have agreed before.
-  if (state_.path.by_teams && !progress_.header_done) return;
-  if (!progress_.header_done && group_.members_have_left())
-    return;  // the header decides which workers remain
+  if (state_.path.by_teams && !state_.header_done) return;
+  if (!state_.header_done && group_.members_have_left()) return;  // the header decides which workers remain
   // A call from within the loop below, by a bucket that has ended at once; that loop goes on.
   if (std::exchange(launching_, true)) return;
   while (done_ && progress_.next < state_.plan.size() && progress_.open < kOpenTasks &&
@@ -264,7 +267,8 @@ void Step::launch() {
     ++progress_.open;
     const size_t index = progress_.next++;
     const auto begin = [this, index] { state_.path.in_team ? reduce_in_team(index) : fetch(index); };
-    state_.contexts.back().is_host() ? begin() : devices_.follow_streams(index, or_device_failure(begin));
+    state_.contexts.back().is_host() ? begin()
+                                     : devices_.follow_streams(index, step_.or_device_failure(begin));
   }
   launching_ = false;
   if (!done_) return;
@@ -299,14 +303,10 @@ void Step::exchange_exponents(size_t index) {
   const Bucket& bucket = state_.plan[index];
   if (!state_.mesh) return contribute(index);
   const DType dtype = reproducible::exponent_type(bucket.dtype);
-  auto shape =
-      shape_of(exponents_operation(index), Kind::kBucket, dtype, Algorithm::kDirect, bucket.elements);
-  shape.reduction = static_cast<uint8_t>(Reduction::kMax);
   AllReducePlan all{bucket.elements, dtype, Reduction::kMax, state_.exponents_at(index, 0), nullptr};
-  auto made = make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm, std::move(all),
-                              or_fail([this, index] { contribute(index); }), group_.workers());
-  if (!made.ok()) return fail(made.status());
-  add(std::move(made).value());
+  const Status made = tasks_.all_reduce(exponents_operation(index), std::move(all),
+                                        step_.or_fail([this, index] { contribute(index); }));
+  if (!made.ok()) fail(made);
 }
 
 void Step::contribute(size_t index) {
@@ -320,30 +320,28 @@ void Step::reduce(size_t index) {
   BucketBuffers& buffers = state_.buffers[index];
   buffers.progress.contributed = true;
   buffers.progress.sent = loop_.now();
-  Direct* held = nullptr;
-  auto made = make_reduction(index, &held);
-  if (!made.ok()) return fail(made.status());
-  Task* added = add(std::move(made).value());
-  if (added && held && !progress_.header_done) buffers.progress.held = held;
+  const Bucket& bucket = state_.plan[index];
+  const StepPath& path = state_.path;
+  const DType sum_type = state_.data_type(bucket);
+  auto done = [this, index, attempt = progress_.second_attempt](const Status& status) {
+    if (attempt == progress_.second_attempt) bucket_done(index, status);
+  };
+  if (path.has_owners || path.by_teams || narrows(bucket)) {
+    reduce_directly(index, std::move(done));
+  } else {
+    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
+    const Status made = tasks_.all_reduce(data_operation(index), std::move(all), std::move(done));
+    if (!made.ok()) return fail(made);
+  }
   report_gradients();
 }
 
-// `held`: the task that waits for the header before it turns sums into results, if there is one.
-Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) {
+// Until the header is done the task waits before it turns sums into results.
+void Step::reduce_directly(size_t index, Task::Done done) {
   const Bucket& bucket = state_.plan[index];
-  const BucketBuffers& buffers = state_.buffers[index];
+  BucketBuffers& buffers = state_.buffers[index];
   const StepPath& path = state_.path;
   const DType sum_type = state_.data_type(bucket);
-  auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
-  const auto done = [this, index, attempt = progress_.second_attempt](const Status& status) {
-    if (attempt == progress_.second_attempt) bucket_done(index, status);
-  };
-  const bool narrows = path.narrows && sum_type == DType::kFloat32;
-  if (!path.has_owners && !path.by_teams && !narrows) {
-    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
-    return make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm, std::move(all), done,
-                           group_.workers());
-  }
   DirectPlan direct;
   direct.slices = path.has_owners ? group_.slices_of(bucket)
                   : path.by_teams
@@ -358,8 +356,8 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
   };
   direct.result_element = dtype_size(bucket.dtype);
   direct.result = buffers.result_data();
-  if (narrows) wire_.round_contributions(index, group_.workers()->own_index, &direct);
-  if (path.transforms || narrows) {
+  if (narrows(bucket)) wire_.round_contributions(index, group_.workers()->own_index, &direct);
+  if (path.transforms || narrows(bucket)) {
     direct.transform = [this, index,
                         last = direct.slices[static_cast<size_t>(group_.workers()->own_index)].end](
                            size_t begin, size_t end) {
@@ -368,16 +366,18 @@ Result<std::unique_ptr<Task>> Step::make_reduction(size_t index, Direct** held) 
       if (end == last && copies_are_due()) send_means(index);
     };
   }
+  auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
   shape.tag = Direct::tag(state_.mesh->operations, direct);
-  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct),
-                                       !progress_.header_done, done, group_.workers());
-  if (!progress_.header_done) *held = task.get();
-  return std::unique_ptr<Task>(std::move(task));
+  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct), !state_.header_done,
+                                       std::move(done), group_.workers());
+  Direct* const held = state_.header_done ? nullptr : task.get();
+  Task* const added = tasks_.add(std::move(task));
+  if (added && held && !state_.header_done) buffers.progress.held = held;
 }
 
 void Step::bucket_done(size_t index, const Status& status) {
   if (!done_) return;
-  if (!status.ok() && !progress_.header_done) {
+  if (!status.ok() && !state_.header_done) {
     // A peer may have refused the bucket because the headers disagree. Keep the error until this worker has
     // the headers, too: their difference says more.
     if (progress_.bucket_failure.ok()) progress_.bucket_failure = status;
@@ -417,15 +417,15 @@ void Step::send_means(size_t index) {
                          bytes(state_.buffers[index].copied_means) + range.begin * element,
                          (range.end - range.begin) * element});
   }
-  auto shape =
-      shape_of(operations_.copies(index), Kind::kBucket, bucket.dtype, Algorithm::kDirect, bucket.elements);
+  auto shape = shape_of(state_.numbers.copies(index), Kind::kBucket, bucket.dtype, Algorithm::kDirect,
+                        bucket.elements);
   shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
-  add(std::make_unique<RangeTransfers>(state_.mesh->operations, shape, std::move(transfers),
-                                       or_fail([this, index] {
-                                         state_.buffers[index].progress.means_came = true;
-                                         make_copies(index);
-                                       }),
-                                       group_.workers()));
+  tasks_.add(std::make_unique<RangeTransfers>(state_.mesh->operations, shape, std::move(transfers),
+                                              step_.or_fail([this, index] {
+                                                state_.buffers[index].progress.means_came = true;
+                                                make_copies(index);
+                                              }),
+                                              group_.workers()));
 }
 
 // Needs the means of the bucket, and the reduced bucket, whose trailers tell which gradients were absent.
@@ -437,7 +437,7 @@ void Step::make_copies(size_t index) {
     return;
   commit_.update_copies(index);
   if (++progress_.copied < state_.plan.size()) return;
-  exchange(operations_.copies_made(), Kind::kBucket, DType::kUint8, 0, {}, [this](const auto&) {
+  tasks_.exchange(state_.numbers.copies_made(), Kind::kBucket, DType::kUint8, 0, {}, [this](const auto&) {
     progress_.copies_made = true;
     commit_if_complete();
   });
@@ -478,11 +478,11 @@ void Step::launch_gathers() {
 void Step::tell_all_enqueued() {
   if (!state_.mesh || std::exchange(progress_.all_enqueued, true)) return;
   ++progress_.open;
-  exchange(operations_.all_enqueued(progress_.second_attempt), Kind::kBucket, DType::kUint8, 0, {},
-           [this](const auto&) {
-             --progress_.open;
-             commit_if_complete();
-           });
+  tasks_.exchange(state_.numbers.all_enqueued(progress_.second_attempt), Kind::kBucket, DType::kUint8, 0, {},
+                  [this](const auto&) {
+                    --progress_.open;
+                    commit_if_complete();
+                  });
 }
 
 // NCCL does not report which peer is missing. Waits for the head or the exchange above to name it, then
@@ -503,8 +503,8 @@ void Step::team_failed(const Status& cause) {
 // Sends this worker's report of non-finite gradients (key `nonfinite`), once its last bucket is summed. The
 // exchange keeps the step open, so nothing changes before it has ended.
 void Step::report_gradients() {
-  if (!done_ || !state_.options.checks_gradients() || progress_.gradients_reported ||
-      !progress_.header_done || state_.contributing_replicas == 0)
+  if (!done_ || !state_.options.checks_gradients() || progress_.gradients_reported || !state_.header_done ||
+      state_.contributing_replicas == 0)
     return;
   const bool summed = std::all_of(state_.buffers.begin(), state_.buffers.end(), [](const BucketBuffers& b) {
     return b.progress.contributed || b.progress.reduced;
@@ -519,16 +519,16 @@ void Step::report_gradients() {
     commit_if_complete();
   };
   if (state_.mesh) {
-    return exchange(operations_.gradient_reports(), Kind::kBucket, DType::kUint8, 0,
-                    make_gradient_report(state_), read);
+    return tasks_.exchange(state_.numbers.gradient_reports(), Kind::kBucket, DType::kUint8, 0,
+                           make_gradient_report(state_), read);
   }
   const auto report = [this, read] { read({make_gradient_report(state_)}); };
   if (!state_.path.alone_on_device) return report();
-  devices_.when_reached(state_.request.deadline, or_device_failure(report));
+  devices_.when_reached(state_.request.deadline, step_.or_device_failure(report));
 }
 
 void Step::commit_if_complete() {
-  if (!done_ || !progress_.header_done || progress_.reduced < state_.plan.size() || progress_.open > 0 ||
+  if (!done_ || !state_.header_done || progress_.reduced < state_.plan.size() || progress_.open > 0 ||
       progress_.committed)
     return;
   if (copies_are_due() && !progress_.copies_made && !state_.plan.empty()) return;
@@ -564,13 +564,13 @@ void Step::exchange_norms() {
   progress_.norms_done = true;
   ++progress_.open;
   const bool exact = state_.options.reproducible;
-  exchange(operations_.further_exchange(), Kind::kBucket, exact ? DType::kInt64 : DType::kFloat64,
-           exact ? kSquareDigits : 1, commit_.norm_part(), [this](const auto& parts) {
-             if (Status status = commit_.add_norm_parts(parts); !status.ok()) return fail(status);
-             state_.result.gradient_norm = commit_.norm_on_host();
-             --progress_.open;
-             commit_if_complete();
-           });
+  tasks_.exchange(state_.numbers.further_exchange(), Kind::kBucket, exact ? DType::kInt64 : DType::kFloat64,
+                  exact ? kSquareDigits : 1, commit_.norm_part(), [this](const auto& parts) {
+                    if (Status status = commit_.add_norm_parts(parts); !status.ok()) return fail(status);
+                    state_.result.gradient_norm = commit_.norm_on_host();
+                    --progress_.open;
+                    commit_if_complete();
+                  });
 }
 
 // With a loss scale, or with clipping, nothing changes before the norm of the whole gradient is known; else
@@ -587,10 +587,10 @@ void Step::commit() {
     state_.result.gradient_norm = commit_.norm_on_host();
   if (!path.norm_comes_first) return after_updates();
   if (!path.norms_on_device) return update_by_norm();
-  devices_.when_reached(state_.request.deadline, or_device_failure([this] {
-                          state_.result.gradient_norm = devices_.norm();
-                          update_by_norm();
-                        }));
+  devices_.when_reached(state_.request.deadline, step_.or_device_failure([this] {
+    state_.result.gradient_norm = devices_.norm();
+    update_by_norm();
+  }));
 }
 
 void Step::update_by_norm() {
@@ -625,28 +625,25 @@ void Step::begin_untrained_exchange() {
   progress_.untrained_exchanged = true;
   ++progress_.open;
   const auto copied = [this] {
-    devices_.when_reached(state_.request.deadline, or_device_failure([this] { exchange_untrained(); }));
+    devices_.when_reached(state_.request.deadline, step_.or_device_failure([this] { exchange_untrained(); }));
   };
   waiter_.when_usable(
-      state_.request.deadline, [this] { return untrained_.copy_to_host(); }, or_device_failure(copied));
+      state_.request.deadline, [this] { return untrained_.copy_to_host(); }, step_.or_device_failure(copied));
 }
 
 void Step::exchange_untrained() {
   const Group* workers = group_.workers().get();
   untrained_.add_up(!workers || workers->ranks.front() == state_.rank());
   constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
-  const auto exchanged = join(kParts, or_fail([this] {
-                                --progress_.open;
-                                commit_if_complete();
-                              }));
+  const auto exchanged = join(kParts, step_.or_fail([this] {
+    --progress_.open;
+    commit_if_complete();
+  }));
   const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {
     if (!state_.mesh || count == 0) return exchanged({});
-    auto shape = shape_of(operations_.untrained(sync), Kind::kBucket, dtype, Algorithm::kDirect, count);
-    shape.reduction = static_cast<uint8_t>(Reduction::kSum);
-    auto task = make_all_reduce(state_.mesh->operations, shape, state_.strategy.algorithm,
-                                {count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr},
-                                exchanged, group_.workers());
-    task.ok() ? static_cast<void>(add(std::move(task).value())) : exchanged(task.status());
+    AllReducePlan all{count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr};
+    const Status made = tasks_.all_reduce(state_.numbers.untrained(sync), std::move(all), exchanged);
+    if (!made.ok()) exchanged(made);
   };
   sum(UntrainedSync::kMean, DType::kFloat64, untrained_.means().data(), untrained_.means().size());
   sum(UntrainedSync::kFirst, DType::kUint8, untrained_.first_values().data(),
@@ -675,10 +672,10 @@ void Step::end_without_data() {
 }
 
 void Step::end_when_reached(bool norm) {
-  devices_.when_reached(state_.request.deadline, or_device_failure([this, norm] {
-                          if (norm) state_.result.gradient_norm = devices_.norm();
-                          end();
-                        }));
+  devices_.when_reached(state_.request.deadline, step_.or_device_failure([this, norm] {
+    if (norm) state_.result.gradient_norm = devices_.norm();
+    end();
+  }));
 }
 
 void Step::end() {
@@ -689,39 +686,6 @@ void Step::end() {
   Done done = std::move(done_);
   done_ = nullptr;
   done({}, state_.result);
-}
-
-// ---- operations
-
-std::function<void(const Status&)> Step::or_fail(std::function<void()> then) {
-  return [this, then = std::move(then)](const Status& status) {
-    if (!done_) return;
-    status.ok() ? then() : fail(status);
-  };
-}
-
-std::function<void(const Status&)> Step::or_device_failure(std::function<void()> then) {
-  return [this, then = std::move(then)](const Status& status) {
-    if (!done_) return;
-    status.ok() ? then() : device_failed(status);
-  };
-}
-
-Task* Step::add(std::unique_ptr<Task> task) {
-  task->rename(name());
-  task->set_limit(state_.request.limit);
-  return state_.mesh->operations.add(std::move(task), state_.request.deadline);
-}
-
-void Step::exchange(uint64_t operation, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
-                    std::function<void(const std::vector<std::vector<std::byte>>&)> then) {
-  const auto gathered = [this, then = std::move(then)](const Status& status, const auto& all) {
-    if (!done_) return;
-    status.ok() ? then(all) : fail(status);
-  };
-  add(std::make_unique<Exchange>(state_.mesh->operations,
-                                 shape_of(operation, kind, dtype, Algorithm::kOneHop, count), std::move(mine),
-                                 gathered, group_.workers()));
 }
 
 }  // namespace dsgd

@@ -36,7 +36,6 @@
 #include <vector>
 
 #include "core/collectives/direct.h"
-#include "core/collectives/exchange.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
 #include "core/mesh/mesh.h"
@@ -48,8 +47,9 @@
 #include "core/step/header.h"
 #include "core/step/host_path.h"
 #include "core/step/step_group.h"
-#include "core/step/step_operations.h"
+#include "core/step/step_in_flight.h"
 #include "core/step/step_state.h"
+#include "core/step/step_tasks.h"
 #include "core/step/step_trace.h"
 #include "core/step/team_path.h"
 #include "core/step/untrained_values.h"
@@ -148,10 +148,6 @@ class Step {
  private:
   Status make_buffers();
   void reset(StepRequest request);  // for a new step
-  // Return a callback for what a step waits for; it does nothing once the step has ended. On an error
-  // or_fail() fails the step, and or_device_failure() the session, since no other worker knows of the error.
-  std::function<void(const Status&)> or_fail(std::function<void()> then);
-  std::function<void(const Status&)> or_device_failure(std::function<void()> then);
 
   // Header.
   void send_header();
@@ -167,7 +163,10 @@ class Step {
   void exchange_exponents(size_t bucket);
   void contribute(size_t bucket);
   void reduce(size_t bucket);
-  Result<std::unique_ptr<Task>> make_reduction(size_t bucket, Direct** held);
+  bool narrows(const Bucket& bucket) const {
+    return state_.path.narrows && state_.data_type(bucket) == DType::kFloat32;
+  }
+  void reduce_directly(size_t bucket, Task::Done done);
   void bucket_done(size_t bucket, const Status& status);
 
   // Copies of the owners' state (ps with copies=r).
@@ -197,14 +196,12 @@ class Step {
   void end_when_reached(bool norm);
   void end();
 
-  // Operations of the step.
-  Task* add(std::unique_ptr<Task> task);
-  // A one-hop exchange among the step's workers; `then` gets the bytes of each, by index.
-  void exchange(uint64_t operation, Kind kind, DType dtype, size_t count, std::vector<std::byte> mine,
-                std::function<void(const std::vector<std::vector<std::byte>>&)> then);
-  uint64_t data_operation(size_t bucket) const { return operations_.data(bucket, progress_.second_attempt); }
+  // Of the present attempt.
+  uint64_t data_operation(size_t bucket) const {
+    return state_.numbers.data(bucket, progress_.second_attempt);
+  }
   uint64_t exponents_operation(size_t bucket) const {
-    return operations_.exponents(bucket, progress_.second_attempt);
+    return state_.numbers.exponents(bucket, progress_.second_attempt);
   }
 
   // Failure and limits.
@@ -217,7 +214,10 @@ class Step {
   transport::Loop& loop_;
   const std::function<void(const Status&)> on_device_failure_;
   StepState state_;
+  const StepInFlight step_;
   uint64_t version_ = 0, plan_digest_ = 0;
+  StepGroup group_;
+  StepTasks tasks_;
   StepTrace trace_;
   device::Waiter waiter_;
 
@@ -228,15 +228,12 @@ class Step {
   HalfWire wire_;
   UntrainedValues untrained_;
   ValueComparison values_;
-  StepGroup group_;
 
   // Of the step in flight.
-  StepOperations operations_;
   Done done_;
   Done suspended_;          // holds done_ while the step is suspended
   bool launching_ = false;  // launch() is running, perhaps for the step before
   struct Progress {
-    bool header_done = false;
     bool agreed = false;          // failed_in_agreement()
     Status bucket_failure;        // came before the header
     bool second_attempt = false;  // the buckets were restarted, without a worker that had left

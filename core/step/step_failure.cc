@@ -40,7 +40,7 @@ void Step::watch() {
 }
 
 void Step::deadline_passed() {
-  if (state_.mesh && (state_.all_marked() || !progress_.header_done))
+  if (state_.mesh && (state_.all_marked() || !state_.header_done))
     return;  // an exchange is late; its error names the workers
   const UnmarkedGradients unmarked = this->unmarked();
   const std::string who = state_.mesh ? state_.mesh->members().name(state_.mesh->peers.rank()) + ": " : "";
@@ -76,20 +76,21 @@ void Step::leave(const UnmarkedGradients& unmarked) {
 // next bucket. A peer fails when it begins the first of them, or at once.
 void Step::refuse(const Status& why) {
   if (!state_.mesh) return;
-  if (!progress_.header_done) state_.mesh->operations.refuse(operations_.header(), why);
+  if (!state_.header_done) state_.mesh->operations.refuse(state_.numbers.header(), why);
   for (size_t b = 0; b < state_.plan.size() && b <= progress_.next; ++b) {
     if (state_.buffers[b].progress.reduced) continue;
     for (const bool second : {false, true}) {
       // No worker makes the other attempt: the headers are compared, or no worker has left.
-      if (second != progress_.second_attempt && (progress_.header_done || !group_.members_have_left()))
-        continue;
-      if (state_.options.reproducible) state_.mesh->operations.refuse(operations_.exponents(b, second), why);
-      state_.mesh->operations.refuse(operations_.data(b, second), why);
+      if (second != progress_.second_attempt && (state_.header_done || !group_.members_have_left())) continue;
+      if (state_.options.reproducible)
+        state_.mesh->operations.refuse(state_.numbers.exponents(b, second), why);
+      state_.mesh->operations.refuse(state_.numbers.data(b, second), why);
     }
   }
-  if (state_.options.checks_gradients()) state_.mesh->operations.refuse(operations_.gradient_reports(), why);
+  if (state_.options.checks_gradients())
+    state_.mesh->operations.refuse(state_.numbers.gradient_reports(), why);
   if (state_.path.by_teams)
-    state_.mesh->operations.refuse(operations_.all_enqueued(progress_.second_attempt), why);
+    state_.mesh->operations.refuse(state_.numbers.all_enqueued(progress_.second_attempt), why);
 }
 
 std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
@@ -98,7 +99,7 @@ std::string Step::parameters_text(const std::vector<uint64_t>& operations) const
   for (size_t bucket = 0; bucket < state_.plan.size(); ++bucket) {
     const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
       return operation == exponents_operation(bucket) || operation == data_operation(bucket) ||
-             operation == operations_.copies(bucket);
+             operation == state_.numbers.copies(bucket);
     });
     if (concerned)
       parameters.insert(parameters.end(), state_.plan[bucket].parameters.begin(),

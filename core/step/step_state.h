@@ -19,6 +19,7 @@
 #include "core/reduce/reproducible.h"
 #include "core/step/device_context.h"
 #include "core/step/gradient_marks.h"
+#include "core/step/step_operations.h"
 #include "core/step/teams.h"
 #include "core/strategy/plan.h"
 #include "transport/payloads.h"
@@ -180,6 +181,8 @@ struct StepState {
   // The step in flight.
   StepRequest request;
   StepResult result;
+  StepOperations numbers;    // of the step's operations
+  bool header_done = false;  // all workers agree; the group and the weights are known
   double total_weight = 0;
   double sum_scale = 1;                // factor of the contributions beside their weights: a power of two
   uint32_t contributing_replicas = 0;  // with weight > 0
