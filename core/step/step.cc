@@ -8,7 +8,6 @@
 #include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/collectives/exchange.h"
-#include "core/collectives/range_transfers.h"
 #include "core/reduce/kernels.h"
 #include "core/reduce/reproducible.h"
 #include "core/step/divergence.h"
@@ -32,6 +31,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
       devices_(state_, waiter_),
       optimizer_state_(state_, devices_),
       commit_(state_, devices_, optimizer_state_),
+      copies_(state_, group_, step_, tasks_, commit_, [this] { commit_if_complete(); }),
       wire_(state_),
       untrained_(state_),
       values_(state_, loop, waiter_),
@@ -98,6 +98,7 @@ void Step::reset(StepRequest request) {
   state_.numbers = {state_.request.call, state_.plan.size()};
   progress_ = {};
   trace_.begin_step();
+  copies_.begin_step();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
 }
 
@@ -363,7 +364,7 @@ void Step::reduce_directly(size_t index, Task::Done done) {
                            size_t begin, size_t end) {
       if (state_.path.transforms) commit_.transform(index, begin, end);
       if (state_.path.narrows) wire_.round_results(index, begin, end);
-      if (end == last && copies_are_due()) send_means(index);
+      if (end == last) copies_.owner_done(index);
     };
   }
   auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
@@ -389,11 +390,8 @@ void Step::bucket_done(size_t index, const Status& status) {
   buffers.progress.reduced = true;
   trace_.bucket_reduced(index);
   --progress_.open;
-  if (copies_are_due()) {
-    send_means(index);  // where this worker owns no part of the bucket
-    make_copies(index);
-    if (!done_) return;
-  }
+  copies_.bucket_reduced(index);
+  if (!done_) return;
   if (state_.path.returns_early) {
     if (Status enqueued = devices_.return_results(index); !enqueued.ok()) return device_failed(enqueued);
   }
@@ -403,44 +401,6 @@ void Step::bucket_done(size_t index, const Status& status) {
     ++progress_.reduced;
   }
   launch();
-}
-
-// ---- copies of the owners' state
-
-void Step::send_means(size_t index) {
-  if (!done_ || std::exchange(state_.buffers[index].progress.copying, true)) return;
-  const Bucket& bucket = state_.plan[index];
-  const size_t element = dtype_size(bucket.dtype);
-  std::vector<RangeTransfer> transfers;
-  for (const CopiedRange& range : bucket.copied) {
-    transfers.push_back({group_.workers()->index_of(range.owner), group_.workers()->index_of(range.keeper),
-                         bytes(state_.buffers[index].copied_means) + range.begin * element,
-                         (range.end - range.begin) * element});
-  }
-  auto shape = shape_of(state_.numbers.copies(index), Kind::kBucket, bucket.dtype, Algorithm::kDirect,
-                        bucket.elements);
-  shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
-  tasks_.add(std::make_unique<RangeTransfers>(state_.mesh->operations, shape, std::move(transfers),
-                                              step_.or_fail([this, index] {
-                                                state_.buffers[index].progress.means_came = true;
-                                                make_copies(index);
-                                              }),
-                                              group_.workers()));
-}
-
-// Needs the means of the bucket, and the reduced bucket, whose trailers tell which gradients were absent.
-// Called when either of them is complete.
-void Step::make_copies(size_t index) {
-  BucketBuffers& buffers = state_.buffers[index];
-  if (!done_ || !buffers.progress.reduced || !buffers.progress.means_came ||
-      std::exchange(buffers.progress.copied, true))
-    return;
-  commit_.update_copies(index);
-  if (++progress_.copied < state_.plan.size()) return;
-  tasks_.exchange(state_.numbers.copies_made(), Kind::kBucket, DType::kUint8, 0, {}, [this](const auto&) {
-    progress_.copies_made = true;
-    commit_if_complete();
-  });
 }
 
 // ---- teams
@@ -531,7 +491,7 @@ void Step::commit_if_complete() {
   if (!done_ || !state_.header_done || progress_.reduced < state_.plan.size() || progress_.open > 0 ||
       progress_.committed)
     return;
-  if (copies_are_due() && !progress_.copies_made && !state_.plan.empty()) return;
+  if (!copies_.complete()) return;
   if (state_.result.nonfinite > 0 && state_.options.nonfinite != NonFiniteAction::kZero)
     return end_non_finite();
   // Without owners every worker has the whole mean, and no message is needed.

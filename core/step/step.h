@@ -8,12 +8,9 @@
 //   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
 // This class is the order of these phases. Its parts do the work: header.h, host_path.h (contributions),
-// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, optimizer_state.h, untrained_values.h,
-// value_comparison.h.
+// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, state_copies.h, optimizer_state.h,
+// untrained_values.h, value_comparison.h.
 // They share the StepState.
-//
-// In `ps` with copies=r owners also send their means to the workers that keep copies of their state. No
-// worker commits before all copies have the next state (README.md, "Copies").
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
 // were. Gradients do not change before the step ends. It reads them when their bucket is reduced locally, and
@@ -46,6 +43,7 @@
 #include "core/step/half_wire.h"
 #include "core/step/header.h"
 #include "core/step/host_path.h"
+#include "core/step/state_copies.h"
 #include "core/step/step_group.h"
 #include "core/step/step_in_flight.h"
 #include "core/step/step_state.h"
@@ -169,11 +167,6 @@ class Step {
   void reduce_directly(size_t bucket, Task::Done done);
   void bucket_done(size_t bucket, const Status& status);
 
-  // Copies of the owners' state (ps with copies=r).
-  bool copies_are_due() const { return state_.path.keeps_copies && state_.contributing_replicas > 0; }
-  void send_means(size_t bucket);
-  void make_copies(size_t bucket);
-
   // Teams.
   void reduce_in_team(size_t bucket);
   void launch_gathers();
@@ -225,6 +218,7 @@ class Step {
   DevicePath devices_;
   OptimizerStateStore optimizer_state_;
   Commit commit_;
+  StateCopies copies_;
   HalfWire wire_;
   UntrainedValues untrained_;
   ValueComparison values_;
@@ -245,8 +239,6 @@ class Step {
     bool gradients_reported = false;
     bool norms_done = false;
     bool untrained_exchanged = false;
-    size_t copied = 0;         // buckets of which this worker's copies have the next state
-    bool copies_made = false;  // on all workers
     bool committed = false;
   } progress_;  // reset whole by begin()
 

@@ -117,9 +117,6 @@ struct BucketBuffers {
     transport::Time marked{};    // when its gradients were
     transport::Time sent{};      // when the contribution was complete
     Direct* held = nullptr;      // waits for the header
-    bool copying = false;        // means go to the workers that keep copies
-    bool means_came = false;     // the means for the copies kept here are in
-    bool copied = false;         // these copies have the next state
     std::vector<double> norms;   // sums of squares of the slices that this rank transformed, in order
   } progress;                    // of the step in flight; reset whole when it begins
 
