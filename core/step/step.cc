@@ -1,6 +1,5 @@
 #include "core/step/step.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -8,8 +7,7 @@
 #include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/collectives/exchange.h"
-#include "core/reduce/kernels.h"
-#include "core/reduce/reproducible.h"
+#include "core/reduce/exact_sum.h"
 #include "core/step/divergence.h"
 #include "core/step/gradient_check.h"
 #include "transport/schema/codec.h"
@@ -22,20 +20,20 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
       on_device_failure_(std::move(on_device_failure)),
       state_(model, options),
       step_{[this] { return done_ != nullptr; }, [this](const Status& cause) { fail(cause); },
-            [this](const Status& cause) { device_failed(cause); }},
+            [this](const Status& cause) { device_failed(cause); },
+            [this](const Status& cause) { team_failed(cause); }},
       group_(state_),
       tasks_(state_, group_, step_),
       trace_(state_, loop),
       waiter_(loop),
-      host_(state_),
       devices_(state_, waiter_),
       optimizer_state_(state_, devices_),
       commit_(state_, devices_, optimizer_state_),
-      copies_(state_, group_, step_, tasks_, commit_, [this] { commit_if_complete(); }),
       wire_(state_),
       untrained_(state_),
       values_(state_, loop, waiter_),
-      team_(state_, host_, devices_) {}
+      buckets_(state_, group_, step_, tasks_, trace_, devices_, wire_, commit_,
+               [this] { commit_if_complete(); }) {}
 Step::~Step() = default;
 
 // ---- the plan
@@ -51,7 +49,7 @@ void Step::set_contexts(std::vector<DeviceContext> contexts) {
 
 void Step::set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue) {
   state_.teams = std::move(teams);
-  team_.use(std::move(queue));
+  buckets_.team().use(std::move(queue));
 }
 
 Status Step::set_plan(Plan plan, uint64_t version) {
@@ -98,7 +96,7 @@ void Step::reset(StepRequest request) {
   state_.numbers = {state_.request.call, state_.plan.size()};
   progress_ = {};
   trace_.begin_step();
-  copies_.begin_step();
+  buckets_.begin_step();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
 }
 
@@ -115,6 +113,14 @@ void Step::begin(StepRequest request, Done done) {
                 step_.or_device_failure([this] { send_header(); }));
 }
 
+void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
+  if (!running() || buckets.empty()) return;
+  for (uint32_t bucket : buckets) state_.buffers[bucket].progress.ready = true;
+  if (!done_) return;
+  trace_.gradients_marked(buckets);
+  buckets_.launch();
+}
+
 // ---- another view
 
 // Callbacks return at once while done_ is empty, so a suspended step ignores them. A step in which no replica
@@ -126,7 +132,7 @@ bool Step::suspend(const Status& why) {
   suspended_ = std::exchange(done_, nullptr);
   cancel_timers();
   devices_.skipped();
-  for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
+  buckets_.forget_held();
   waiter_.fail(why);
   return true;
 }
@@ -182,7 +188,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
     progress_.agreed = true;
     return fail(changed.status());
   }
-  progress_.second_attempt = changed.value();
+  if (changed.value()) buckets_.begin_second_attempt();
   const HeaderVerdict verdict = read_headers(&state_, group_.workers().get(), headers);
   if (!verdict.status.ok()) {
     progress_.agreed = true;
@@ -191,27 +197,10 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
       return compare_values([this, why = verdict.status] { fail(why); });
     return fail(verdict.status);
   }
-  if (!progress_.bucket_failure.ok() && !progress_.second_attempt) return fail(progress_.bucket_failure);
+  if (const Status failure = buckets_.failure(); !failure.ok()) return fail(failure);
   state_.header_done = true;
   wire_.begin_step();
-  if (progress_.second_attempt) restart_buckets();
-  for (BucketBuffers& buffers : state_.buffers) {
-    if (Direct* held = std::exchange(buffers.progress.held, nullptr)) held->release();
-    if (!done_) return;
-  }
-  launch();
-}
-
-void Step::restart_buckets() {
-  progress_.bucket_failure = {};
-  for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
-  state_.mesh->operations.drop(state_.numbers.exponents(0, false), state_.numbers.exponents(0, true),
-                               Status(Code::kClosed, "the step begins again without a worker that has left"));
-  const size_t begun = progress_.next;  // fetch() may start further buckets
-  for (size_t b = 0; b < begun && done_; ++b) {
-    // A bucket that is still being fetched goes on.
-    if (std::exchange(state_.buffers[b].progress.contributed, false)) fetch(b);
-  }
+  buckets_.go_on();
 }
 
 void Step::compare_settings() {
@@ -242,256 +231,10 @@ void Step::compare_values(std::function<void()> agreed) {
   });
 }
 
-// ---- buckets
-
-void Step::buckets_ready(const std::vector<uint32_t>& buckets) {
-  for (uint32_t bucket : buckets) {
-    if (suspended_) state_.buffers[bucket].progress.ready = true;
-  }
-  if (!done_ || buckets.empty()) return;
-  trace_.gradients_marked(buckets);
-  for (uint32_t bucket : buckets) state_.buffers[bucket].progress.ready = true;
-  launch();
-}
-
-// Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
-void Step::launch() {
-  // The units of the sums depend on all weights, which come with the headers.
-  if ((state_.options.reproducible || state_.path.narrows) && !state_.header_done) return;
-  // A team cannot take back a collective, so all workers must have agreed before.
-  if (state_.path.by_teams && !state_.header_done) return;
-  if (!state_.header_done && group_.members_have_left()) return;  // the header decides which workers remain
-  // A call from within the loop below, by a bucket that has ended at once; that loop goes on.
-  if (std::exchange(launching_, true)) return;
-  while (done_ && progress_.next < state_.plan.size() && progress_.open < kOpenTasks &&
-         state_.buffers[progress_.next].progress.ready) {
-    ++progress_.open;
-    const size_t index = progress_.next++;
-    const auto begin = [this, index] { state_.path.in_team ? reduce_in_team(index) : fetch(index); };
-    state_.contexts.back().is_host() ? begin()
-                                     : devices_.follow_streams(index, step_.or_device_failure(begin));
-  }
-  launching_ = false;
-  if (!done_) return;
-  if (state_.path.by_teams && progress_.next == state_.plan.size()) tell_all_enqueued();
-  report_gradients();
-  launch_gathers();
-  commit_if_complete();
-}
-
-void Step::fetch(size_t index) {
-  for (size_t c = 0; c < state_.contexts.size(); ++c) {
-    if (state_.contexts[c].is_host()) continue;
-    if (Status status = devices_.fetch(index, c); !status.ok()) return device_failed(status);
-  }
-  if (state_.path.stays_on_device) return contribute(index);
-  devices_.when_fetched(
-      index,
-      [this, index] {
-        if (done_) fetched(index);
-      },
-      [this](const Status& status) { device_failed(status); });
-}
-
-void Step::fetched(size_t index) {
-  if (!state_.options.reproducible) return contribute(index);
-  host_.raise_exponents(index);
-  exchange_exponents(index);
-}
-
-// The largest of all workers', element by element.
-void Step::exchange_exponents(size_t index) {
-  const Bucket& bucket = state_.plan[index];
-  if (!state_.mesh) return contribute(index);
-  const DType dtype = reproducible::exponent_type(bucket.dtype);
-  AllReducePlan all{bucket.elements, dtype, Reduction::kMax, state_.exponents_at(index, 0), nullptr};
-  const Status made = tasks_.all_reduce(exponents_operation(index), std::move(all),
-                                        step_.or_fail([this, index] { contribute(index); }));
-  if (!made.ok()) fail(made);
-}
-
-void Step::contribute(size_t index) {
-  if (!state_.path.stays_on_device) host_.add_up(index);
-  host_.write_trailers(index);
-  reduce(index);
-}
-
-void Step::reduce(size_t index) {
-  if (!state_.mesh) return bucket_done(index, {});
-  BucketBuffers& buffers = state_.buffers[index];
-  buffers.progress.contributed = true;
-  buffers.progress.sent = loop_.now();
-  const Bucket& bucket = state_.plan[index];
-  const StepPath& path = state_.path;
-  const DType sum_type = state_.data_type(bucket);
-  auto done = [this, index, attempt = progress_.second_attempt](const Status& status) {
-    if (attempt == progress_.second_attempt) bucket_done(index, status);
-  };
-  if (path.has_owners || path.by_teams || narrows(bucket)) {
-    reduce_directly(index, std::move(done));
-  } else {
-    AllReducePlan all{bucket.elements, sum_type, Reduction::kSum, bytes(buffers.data), nullptr};
-    const Status made = tasks_.all_reduce(data_operation(index), std::move(all), std::move(done));
-    if (!made.ok()) return fail(made);
-  }
-  report_gradients();
-}
-
-// Until the header is done the task waits before it turns sums into results.
-void Step::reduce_directly(size_t index, Task::Done done) {
-  const Bucket& bucket = state_.plan[index];
-  BucketBuffers& buffers = state_.buffers[index];
-  const StepPath& path = state_.path;
-  const DType sum_type = state_.data_type(bucket);
-  DirectPlan direct;
-  direct.slices = path.has_owners ? group_.slices_of(bucket)
-                  : path.by_teams
-                      ? state_.teams.owners(bucket.elements)
-                      : slices_between(balanced_slices(bucket.elements, group_.workers()->size()));
-  if (path.by_teams) direct.parts = state_.teams.parts(bucket.elements);
-  direct.element = dtype_size(sum_type);
-  direct.data = bytes(buffers.data);
-  direct.ordered = !state_.options.reproducible;
-  direct.add = [sum_type](void* destination, const void* source, size_t count) {
-    reduce_into(sum_type, Reduction::kSum, destination, source, count);
-  };
-  direct.result_element = dtype_size(bucket.dtype);
-  direct.result = buffers.result_data();
-  if (narrows(bucket)) wire_.round_contributions(index, group_.workers()->own_index, &direct);
-  if (path.transforms || narrows(bucket)) {
-    direct.transform = [this, index,
-                        last = direct.slices[static_cast<size_t>(group_.workers()->own_index)].end](
-                           size_t begin, size_t end) {
-      if (state_.path.transforms) commit_.transform(index, begin, end);
-      if (state_.path.narrows) wire_.round_results(index, begin, end);
-      if (end == last) copies_.owner_done(index);
-    };
-  }
-  auto shape = shape_of(data_operation(index), Kind::kBucket, sum_type, Algorithm::kDirect, bucket.elements);
-  shape.tag = Direct::tag(state_.mesh->operations, direct);
-  auto task = std::make_unique<Direct>(state_.mesh->operations, shape, std::move(direct), !state_.header_done,
-                                       std::move(done), group_.workers());
-  Direct* const held = state_.header_done ? nullptr : task.get();
-  Task* const added = tasks_.add(std::move(task));
-  if (added && held && !state_.header_done) buffers.progress.held = held;
-}
-
-void Step::bucket_done(size_t index, const Status& status) {
-  if (!done_) return;
-  if (!status.ok() && !state_.header_done) {
-    // A peer may have refused the bucket because the headers disagree. Keep the error until this worker has
-    // the headers, too: their difference says more.
-    if (progress_.bucket_failure.ok()) progress_.bucket_failure = status;
-    return;
-  }
-  if (!status.ok()) return fail(status);
-  BucketBuffers& buffers = state_.buffers[index];
-  buffers.progress.held = nullptr;
-  buffers.progress.reduced = true;
-  trace_.bucket_reduced(index);
-  --progress_.open;
-  copies_.bucket_reduced(index);
-  if (!done_) return;
-  if (state_.path.returns_early) {
-    if (Status enqueued = devices_.return_results(index); !enqueued.ok()) return device_failed(enqueued);
-  }
-  if (state_.path.in_team && !state_.path.stays_on_device) {
-    buffers.progress.awaits_gather = true;
-  } else {
-    ++progress_.reduced;
-  }
-  launch();
-}
-
-// ---- teams
-
-void Step::reduce_in_team(size_t index) {
-  const bool early = state_.path.updates_early;
-  const auto reduced = [this, index, early](const Status& status) {
-    if (!done_ && !early) return;
-    if (!status.ok()) return team_failed(status);
-    if (early) return;
-    state_.path.stays_on_device ? bucket_done(index, {}) : reduce(index);
-  };
-  std::function<void()> enqueued;
-  if (early) enqueued = [this, index] { bucket_done(index, {}); };
-  Status status = team_.reduce(index, reduced, std::move(enqueued));
-  if (!status.ok()) device_failed(status);
-}
-
-// Results return once the sums of all buckets have begun, so their order is the same on all workers.
-void Step::launch_gathers() {
-  if (!state_.path.in_team || state_.path.stays_on_device || progress_.next < state_.plan.size()) return;
-  while (done_ && progress_.next_gather < state_.plan.size() &&
-         state_.buffers[progress_.next_gather].progress.awaits_gather) {
-    team_.gather(progress_.next_gather++, [this](const Status& status) {
-      if (!done_) return;
-      if (!status.ok()) return team_failed(status);
-      ++progress_.reduced;
-      commit_if_complete();
-    });
-  }
-}
-
-// A device does not show which peer it waits for. So each worker announces that it has enqueued all its work;
-// the error of this exchange names the workers that have not.
-void Step::tell_all_enqueued() {
-  if (!state_.mesh || std::exchange(progress_.all_enqueued, true)) return;
-  ++progress_.open;
-  tasks_.exchange(state_.numbers.all_enqueued(progress_.second_attempt), Kind::kBucket, DType::kUint8, 0, {},
-                  [this](const auto&) {
-                    --progress_.open;
-                    commit_if_complete();
-                  });
-}
-
-// NCCL does not report which peer is missing. Waits for the head or the exchange above to name it, then
-// fails.
-void Step::team_failed(const Status& cause) {
-  const bool late = cause.code() == Code::kTimeout, lost = cause.code() == Code::kWorkerLost;
-  if (!state_.mesh || !(late || lost)) return device_failed(cause);
-  if (lost_worker_timer_) return;
-  const transport::Duration timeout = late ? std::chrono::milliseconds(50) : state_.options.lease;
-  lost_worker_timer_ = loop_.schedule(loop_.now() + timeout, [this, cause] {
-    lost_worker_timer_ = 0;
-    device_failed(cause);
-  });
-}
-
 // ---- the commit
 
-// Sends this worker's report of non-finite gradients (key `nonfinite`), once its last bucket is summed. The
-// exchange keeps the step open, so nothing changes before it has ended.
-void Step::report_gradients() {
-  if (!done_ || !state_.options.checks_gradients() || progress_.gradients_reported || !state_.header_done ||
-      state_.contributing_replicas == 0)
-    return;
-  const bool summed = std::all_of(state_.buffers.begin(), state_.buffers.end(), [](const BucketBuffers& b) {
-    return b.progress.contributed || b.progress.reduced;
-  });
-  if (!summed) return;
-  progress_.gradients_reported = true;
-  ++progress_.open;
-  const auto read = [this](const std::vector<std::vector<std::byte>>& reports) {
-    if (Status status = read_gradient_reports(&state_, group_.workers().get(), reports); !status.ok())
-      return fail(status);
-    --progress_.open;
-    commit_if_complete();
-  };
-  if (state_.mesh) {
-    return tasks_.exchange(state_.numbers.gradient_reports(), Kind::kBucket, DType::kUint8, 0,
-                           make_gradient_report(state_), read);
-  }
-  const auto report = [this, read] { read({make_gradient_report(state_)}); };
-  if (!state_.path.alone_on_device) return report();
-  devices_.when_reached(state_.request.deadline, step_.or_device_failure(report));
-}
-
 void Step::commit_if_complete() {
-  if (!done_ || !state_.header_done || progress_.reduced < state_.plan.size() || progress_.open > 0 ||
-      progress_.committed)
-    return;
-  if (!copies_.complete()) return;
+  if (!done_ || !buckets_.complete() || progress_.exchanging || progress_.committed) return;
   if (state_.result.nonfinite > 0 && state_.options.nonfinite != NonFiniteAction::kZero)
     return end_non_finite();
   // Without owners every worker has the whole mean, and no message is needed.
@@ -522,13 +265,13 @@ void Step::end_non_finite() {
 // Each rank sends the sum of squares of the slices that it transformed.
 void Step::exchange_norms() {
   progress_.norms_done = true;
-  ++progress_.open;
+  progress_.exchanging = true;
   const bool exact = state_.options.reproducible;
   tasks_.exchange(state_.numbers.further_exchange(), Kind::kBucket, exact ? DType::kInt64 : DType::kFloat64,
                   exact ? kSquareDigits : 1, commit_.norm_part(), [this](const auto& parts) {
                     if (Status status = commit_.add_norm_parts(parts); !status.ok()) return fail(status);
                     state_.result.gradient_norm = commit_.norm_on_host();
-                    --progress_.open;
+                    progress_.exchanging = false;
                     commit_if_complete();
                   });
 }
@@ -583,7 +326,7 @@ void Step::after_updates() {
 // Before the commit, so that a commit needs no other worker.
 void Step::begin_untrained_exchange() {
   progress_.untrained_exchanged = true;
-  ++progress_.open;
+  progress_.exchanging = true;
   const auto copied = [this] {
     devices_.when_reached(state_.request.deadline, step_.or_device_failure([this] { exchange_untrained(); }));
   };
@@ -596,7 +339,7 @@ void Step::exchange_untrained() {
   untrained_.add_up(!workers || workers->ranks.front() == state_.rank());
   constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
   const auto exchanged = join(kParts, step_.or_fail([this] {
-    --progress_.open;
+    progress_.exchanging = false;
     commit_if_complete();
   }));
   const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {

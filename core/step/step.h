@@ -1,30 +1,17 @@
 // One synchronous step, from gradients to new values, as a state machine on the session's loop:
 //
 //   begin      the header goes out: step, strategy, rate, weights, digest, stop
-//   ready      gradients are marked
-//   fetch      a bucket with all its gradients is reduced over each device's replicas and comes to the host
-//   reduce     buckets travel in index order, a few at a time, by the strategy's algorithm
-//   return     a bucket's result goes to the devices, into the memory of their sums
+//   buckets    gradients are marked; their buckets travel, a few at a time, and become sums (step_buckets.h)
 //   commit     the header agrees and every bucket is in: values and optimizer state change, on every device
 //
-// This class is the order of these phases. Its parts do the work: header.h, host_path.h (contributions),
-// half_wire.h, device_path.h, team_path.h (teams of GPUs), commit.h, state_copies.h, optimizer_state.h,
-// untrained_values.h, value_comparison.h.
-// They share the StepState.
+// This class is the order of these phases, and the only one that ends a step. Its parts do the work;
+// README.md lists them. They share the StepState, add operations through StepTasks and report failures
+// through StepInFlight.
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
 // were. Gradients do not change before the step ends. It reads them when their bucket is reduced locally, and
 // again for exact sums, after a departure and in a new view. With one worker and one device that is not the
 // host, sums stay there, unless they are exact.
-//
-// Workers whose devices form a team (teams.h) first reduce a bucket over these devices. If all workers are
-// one team and no owner computes for the others, that is all. Else each worker copies its part to the host,
-// parts travel, and the devices gather them.
-//
-// Buckets may travel before the header is complete, among the group of the last header. If one of these
-// workers has left (step_group.h), all workers drop these operations, and the buckets travel again among the
-// remaining workers, by operations with other numbers (README.md says why no such bucket can have been
-// completed).
 #pragma once
 
 #include <functional>
@@ -32,7 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "core/collectives/direct.h"
 #include "core/device/collective_queue.h"
 #include "core/device/waiter.h"
 #include "core/mesh/mesh.h"
@@ -42,14 +28,12 @@
 #include "core/step/device_path.h"
 #include "core/step/half_wire.h"
 #include "core/step/header.h"
-#include "core/step/host_path.h"
-#include "core/step/state_copies.h"
+#include "core/step/step_buckets.h"
 #include "core/step/step_group.h"
 #include "core/step/step_in_flight.h"
 #include "core/step/step_state.h"
 #include "core/step/step_tasks.h"
 #include "core/step/step_trace.h"
-#include "core/step/team_path.h"
 #include "core/step/untrained_values.h"
 #include "core/step/value_comparison.h"
 
@@ -70,7 +54,9 @@ class Step {
   // Gradients that the step in flight waits for.
   UnmarkedGradients unmarked() const { return running() ? state_.marks.unmarked() : UnmarkedGradients(); }
   // "parameters 'a', 'b' and 3 more", of the buckets that these operations move; empty if they move none.
-  std::string parameters_text(const std::vector<uint64_t>& operations) const;
+  std::string parameters_text(const std::vector<uint64_t>& operations) const {
+    return buckets_.parameters_text(operations);
+  }
   // Aborts the step and all waits on devices, since the session has failed.
   void abort(const Status& cause);
 
@@ -150,31 +136,10 @@ class Step {
   // Header.
   void send_header();
   void on_header(const Status& status, const std::vector<std::vector<std::byte>>& headers);
-  void restart_buckets();
   void compare_settings();
   void compare_values(std::function<void()> agreed);  // all values; the step fails unless all workers agree
 
-  // Buckets.
-  void launch();
-  void fetch(size_t bucket);
-  void fetched(size_t bucket);
-  void exchange_exponents(size_t bucket);
-  void contribute(size_t bucket);
-  void reduce(size_t bucket);
-  bool narrows(const Bucket& bucket) const {
-    return state_.path.narrows && state_.data_type(bucket) == DType::kFloat32;
-  }
-  void reduce_directly(size_t bucket, Task::Done done);
-  void bucket_done(size_t bucket, const Status& status);
-
-  // Teams.
-  void reduce_in_team(size_t bucket);
-  void launch_gathers();
-  void tell_all_enqueued();
-  void team_failed(const Status& cause);
-
   // Commit.
-  void report_gradients();
   void commit_if_complete();
   void end_non_finite();
   void exchange_norms();
@@ -189,17 +154,10 @@ class Step {
   void end_when_reached(bool norm);
   void end();
 
-  // Of the present attempt.
-  uint64_t data_operation(size_t bucket) const {
-    return state_.numbers.data(bucket, progress_.second_attempt);
-  }
-  uint64_t exponents_operation(size_t bucket) const {
-    return state_.numbers.exponents(bucket, progress_.second_attempt);
-  }
-
   // Failure and limits.
   void watch();
   void deadline_passed();
+  void team_failed(const Status& cause);
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& for_peers);
   void cancel_timers();
@@ -214,37 +172,27 @@ class Step {
   StepTrace trace_;
   device::Waiter waiter_;
 
-  HostPath host_;
   DevicePath devices_;
   OptimizerStateStore optimizer_state_;
   Commit commit_;
-  StateCopies copies_;
   HalfWire wire_;
   UntrainedValues untrained_;
   ValueComparison values_;
 
   // Of the step in flight.
   Done done_;
-  Done suspended_;          // holds done_ while the step is suspended
-  bool launching_ = false;  // launch() is running, perhaps for the step before
+  Done suspended_;  // holds done_ while the step is suspended
   struct Progress {
-    bool agreed = false;          // failed_in_agreement()
-    Status bucket_failure;        // came before the header
-    bool second_attempt = false;  // the buckets were restarted, without a worker that had left
-    size_t next = 0;              // next bucket to start
-    size_t open = 0;              // buckets and exchanges in flight that the commit waits for, but for copies
-    size_t reduced = 0;           // buckets whose sums or results this worker has
-    size_t next_gather = 0;       // next bucket that a team gathers
-    bool all_enqueued = false;    // this worker has announced that all its sums are enqueued
-    bool gradients_reported = false;
+    bool agreed = false;  // failed_in_agreement()
     bool norms_done = false;
     bool untrained_exchanged = false;
+    bool exchanging = false;  // norms or untrained values; the commit waits for them
     bool committed = false;
   } progress_;  // reset whole by begin()
 
   transport::TimerId lost_worker_timer_ = 0;  // of the wait for the name of the lost worker
   transport::TimerId limit_ = 0;              // of a step that waits for the host's gradients, or for devices
-  TeamPath team_;                             // ends first: then no device uses any of the above
+  StepBuckets buckets_;                       // ends first: then no device uses any of the above
 };
 
 }  // namespace dsgd

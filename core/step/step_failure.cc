@@ -1,10 +1,9 @@
 // The end of a step that does not succeed: its limit, refused operations, failures.
 
-#include <algorithm>
+#include <chrono>
+#include <string>
 #include <utility>
 
-#include "core/base/sort_unique.h"
-#include "core/base/text.h"
 #include "core/step/step.h"
 
 namespace dsgd {
@@ -28,6 +27,19 @@ void Step::device_failed(const Status& cause) {
                          .with_operation(name())
                          .with_parameter(cause.parameter());
   on_device_failure_(why);
+}
+
+// NCCL does not report which peer is missing. Waits for the head, or the exchange "all enqueued", to
+// name it, then fails.
+void Step::team_failed(const Status& cause) {
+  const bool late = cause.code() == Code::kTimeout, lost = cause.code() == Code::kWorkerLost;
+  if (!state_.mesh || !(late || lost)) return device_failed(cause);
+  if (lost_worker_timer_) return;
+  const transport::Duration timeout = late ? std::chrono::milliseconds(50) : state_.options.lease;
+  lost_worker_timer_ = loop_.schedule(loop_.now() + timeout, [this, cause] {
+    lost_worker_timer_ = 0;
+    device_failed(cause);
+  });
 }
 
 // Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.
@@ -77,45 +89,12 @@ void Step::leave(const UnmarkedGradients& unmarked) {
 void Step::refuse(const Status& why) {
   if (!state_.mesh) return;
   if (!state_.header_done) state_.mesh->operations.refuse(state_.numbers.header(), why);
-  for (size_t b = 0; b < state_.plan.size() && b <= progress_.next; ++b) {
-    if (state_.buffers[b].progress.reduced) continue;
-    for (const bool second : {false, true}) {
-      // No worker makes the other attempt: the headers are compared, or no worker has left.
-      if (second != progress_.second_attempt && (state_.header_done || !group_.members_have_left())) continue;
-      if (state_.options.reproducible)
-        state_.mesh->operations.refuse(state_.numbers.exponents(b, second), why);
-      state_.mesh->operations.refuse(state_.numbers.data(b, second), why);
-    }
-  }
-  if (state_.options.checks_gradients())
-    state_.mesh->operations.refuse(state_.numbers.gradient_reports(), why);
-  if (state_.path.by_teams)
-    state_.mesh->operations.refuse(state_.numbers.all_enqueued(progress_.second_attempt), why);
-}
-
-std::string Step::parameters_text(const std::vector<uint64_t>& operations) const {
-  constexpr size_t kNamed = 3;
-  std::vector<uint32_t> parameters;
-  for (size_t bucket = 0; bucket < state_.plan.size(); ++bucket) {
-    const bool concerned = std::any_of(operations.begin(), operations.end(), [&](uint64_t operation) {
-      return operation == exponents_operation(bucket) || operation == data_operation(bucket) ||
-             operation == state_.numbers.copies(bucket);
-    });
-    if (concerned)
-      parameters.insert(parameters.end(), state_.plan[bucket].parameters.begin(),
-                        state_.plan[bucket].parameters.end());
-  }
-  sort_unique(parameters);
-  if (parameters.empty()) return {};
-  std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(parameters.size(), kNamed); ++i)
-    names.push_back("'" + state_.model.parameters[parameters[i]]->name + "'");
-  return (parameters.size() == 1 ? "parameter " : "parameters ") + list_text(names, parameters.size());
+  buckets_.refuse(why);
 }
 
 void Step::abort(const Status& cause) {
   fail(cause);
-  team_.fail(cause);
+  buckets_.team().fail(cause);
 }
 
 // `for_peers`: the answer to peers that still send data of this step.
@@ -126,10 +105,10 @@ void Step::fail(const Status& cause, const Status& for_peers) {
     devices_.skipped();
     trace_.failed();
     // A failure that all have agreed on came before any of the team's work.
-    if (!progress_.agreed) team_.fail(cause);
+    if (!progress_.agreed) buckets_.team().fail(cause);
     Done done = std::move(done_);
     done_ = nullptr;
-    for (BucketBuffers& buffers : state_.buffers) buffers.progress.held = nullptr;
+    buckets_.forget_held();
     if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, for_peers);
     done(cause, state_.result);
   }
@@ -139,7 +118,7 @@ void Step::fail(const Status& cause, const Status& for_peers) {
 void Step::close() {
   cancel_timers();
   waiter_.close();
-  team_.close();
+  buckets_.team().close();
 }
 
 }  // namespace dsgd

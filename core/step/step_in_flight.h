@@ -15,6 +15,7 @@ struct StepInFlight {
   std::function<bool()> runs;  // false once the step has ended, and while it is suspended
   Report fail;                 // the step fails on all workers
   Report device_failed;        // the session fails, since no other worker knows of the failure
+  Report team_failed;          // NCCL has failed, perhaps since a worker is lost: the session fails
 
   // Return a callback for what a step waits for; it does nothing unless the step runs. On an error or_fail()
   // calls fail, and or_device_failure() calls device_failed.

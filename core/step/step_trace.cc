@@ -12,6 +12,8 @@ void StepTrace::gradients_marked(const std::vector<uint32_t>& buckets) {
   for (uint32_t bucket : buckets) state_.buffers[bucket].progress.marked = marked_;
 }
 
+void StepTrace::bucket_sent(size_t index) { state_.buffers[index].progress.sent = loop_.now(); }
+
 void StepTrace::bucket_reduced(size_t index) {
   const BucketBuffers::Progress& progress = state_.buffers[index].progress;
   const transport::Time now = loop_.now();

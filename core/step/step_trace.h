@@ -20,6 +20,7 @@ class StepTrace {
 
   void begin_step();
   void gradients_marked(const std::vector<uint32_t>& buckets);
+  void bucket_sent(size_t bucket);
   void bucket_reduced(size_t bucket);
   void all_reduced();  // the commit begins
   void bucket_updated(size_t bucket, transport::Time begun);
