@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/describe.h"
-#include "core/base/join.h"
 #include "core/base/text.h"
 #include "core/collectives/exchange.h"
 #include "core/reduce/exact_sum.h"
@@ -30,7 +29,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
       optimizer_state_(state_, devices_),
       commit_(state_, devices_, optimizer_state_),
       wire_(state_),
-      untrained_(state_),
+      untrained_(state_, group_, step_, tasks_, devices_, waiter_),
       values_(state_, loop, waiter_),
       buckets_(state_, group_, step_, tasks_, trace_, devices_, wire_, commit_,
                [this] { commit_if_complete(); }) {}
@@ -106,7 +105,7 @@ void Step::begin(StepRequest request, Done done) {
   group_.begin_step();
   commit_.begin_step();
   trace_.counters().buffers.set(state_.buffer_bytes);
-  watch();
+  start_deadline_timer();
   if (Status status = devices_.begin_step(); !status.ok()) return device_failed(status);
   if (!state_.mesh) return on_header({}, {make_header(state_, {version_, plan_digest_, 0})});
   values_.fetch(values_.part_of(state_.request.step), state_.request.deadline,
@@ -241,8 +240,8 @@ void Step::commit_if_complete() {
   if (state_.path.measures_norm && state_.contributing_replicas > 0 && !progress_.norms_done &&
       state_.path.updates_at_owner)
     return exchange_norms();
-  if (!progress_.untrained_exchanged && state_.contributing_replicas > 0 && untrained_.begin_sync())
-    return begin_untrained_exchange();
+  if (!progress_.untrained_exchanged && state_.contributing_replicas > 0 && untrained_.find_due())
+    return exchange_untrained();
   progress_.committed = true;
   trace_.all_reduced();
   commit();
@@ -324,34 +323,13 @@ void Step::after_updates() {
 }
 
 // Before the commit, so that a commit needs no other worker.
-void Step::begin_untrained_exchange() {
+void Step::exchange_untrained() {
   progress_.untrained_exchanged = true;
   progress_.exchanging = true;
-  const auto copied = [this] {
-    devices_.when_reached(state_.request.deadline, step_.or_device_failure([this] { exchange_untrained(); }));
-  };
-  waiter_.when_usable(
-      state_.request.deadline, [this] { return untrained_.copy_to_host(); }, step_.or_device_failure(copied));
-}
-
-void Step::exchange_untrained() {
-  const Group* workers = group_.workers().get();
-  untrained_.add_up(!workers || workers->ranks.front() == state_.rank());
-  constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
-  const auto exchanged = join(kParts, step_.or_fail([this] {
+  untrained_.exchange([this] {
     progress_.exchanging = false;
     commit_if_complete();
-  }));
-  const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {
-    if (!state_.mesh || count == 0) return exchanged({});
-    AllReducePlan all{count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr};
-    const Status made = tasks_.all_reduce(state_.numbers.untrained(sync), std::move(all), exchanged);
-    if (!made.ok()) exchanged(made);
-  };
-  sum(UntrainedSync::kMean, DType::kFloat64, untrained_.means().data(), untrained_.means().size());
-  sum(UntrainedSync::kFirst, DType::kUint8, untrained_.first_values().data(),
-      untrained_.first_values().size());
-  exchanged({});
+  });
 }
 
 void Step::deliver_values() {

@@ -147,7 +147,6 @@ class Step {
   Status update(size_t bucket);
   void update_by_norm();
   void after_updates();
-  void begin_untrained_exchange();
   void exchange_untrained();
   void deliver_values();
   void end_without_data();
@@ -155,7 +154,7 @@ class Step {
   void end();
 
   // Failure and limits.
-  void watch();
+  void start_deadline_timer();
   void deadline_passed();
   void team_failed(const Status& cause);
   void refuse(const Status& why);
@@ -191,7 +190,7 @@ class Step {
   } progress_;  // reset whole by begin()
 
   transport::TimerId lost_worker_timer_ = 0;  // of the wait for the name of the lost worker
-  transport::TimerId limit_ = 0;              // of a step that waits for the host's gradients, or for devices
+  transport::TimerId deadline_timer_ = 0;     // of a step that waits for the host's gradients, or for devices
   StepBuckets buckets_;                       // ends first: then no device uses any of the above
 };
 

@@ -14,7 +14,7 @@ constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 
 void Step::cancel_timers() {
-  for (transport::TimerId* timer : {&lost_worker_timer_, &limit_}) {
+  for (transport::TimerId* timer : {&lost_worker_timer_, &deadline_timer_}) {
     if (*timer) loop_.cancel(std::exchange(*timer, 0));
   }
 }
@@ -44,11 +44,12 @@ void Step::team_failed(const Status& cause) {
 
 // Exchanges have deadlines of their own, but none begins for a bucket whose gradients are not all marked.
 // Devices report their own deadline within the grace.
-void Step::watch() {
-  limit_ = loop_.schedule(state_.request.deadline + (state_.mesh ? transport::Duration() : kGrace), [this] {
-    limit_ = 0;
-    deadline_passed();
-  });
+void Step::start_deadline_timer() {
+  deadline_timer_ =
+      loop_.schedule(state_.request.deadline + (state_.mesh ? transport::Duration() : kGrace), [this] {
+        deadline_timer_ = 0;
+        deadline_passed();
+      });
 }
 
 void Step::deadline_passed() {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "core/base/join.h"
 #include "core/reduce/kernels.h"
 
 namespace dsgd {
@@ -71,11 +73,36 @@ std::vector<uint32_t> UntrainedValues::due_for(UntrainedSync sync) const {
   return due;
 }
 
-bool UntrainedValues::begin_sync() {
+bool UntrainedValues::find_due() {
   if (state_.total_replicas == 1) return false;
   mean_due_ = due_for(UntrainedSync::kMean);
   first_due_ = due_for(UntrainedSync::kFirst);
   return !mean_due_.empty() || !first_due_.empty();
+}
+
+void UntrainedValues::exchange(std::function<void()> then) {
+  const auto copied = [this, then = std::move(then)] {
+    devices_.when_reached(state_.request.deadline,
+                          step_.or_device_failure([this, then] { exchange_sums(then); }));
+  };
+  waiter_.when_usable(
+      state_.request.deadline, [this] { return copy_to_host(); }, step_.or_device_failure(copied));
+}
+
+void UntrainedValues::exchange_sums(std::function<void()> then) {
+  const Group* workers = group_.workers().get();
+  add_up(!workers || workers->ranks.front() == state_.rank());
+  constexpr size_t kParts = 3;  // the two all-reduces, and this function itself
+  const auto exchanged = join(kParts, step_.or_fail(std::move(then)));
+  const auto sum = [&](UntrainedSync sync, DType dtype, void* data, size_t count) {
+    if (!state_.mesh || count == 0) return exchanged({});
+    AllReducePlan all{count, dtype, Reduction::kSum, static_cast<std::byte*>(data), nullptr};
+    const Status made = tasks_.all_reduce(state_.numbers.untrained(sync), std::move(all), exchanged);
+    if (!made.ok()) exchanged(made);
+  };
+  sum(UntrainedSync::kMean, DType::kFloat64, mean_sums_.data(), mean_sums_.size());
+  sum(UntrainedSync::kFirst, DType::kUint8, first_values_.data(), first_values_.size());
+  exchanged({});
 }
 
 Status UntrainedValues::copy_to_host() {
@@ -99,7 +126,7 @@ const std::byte* UntrainedValues::value(uint32_t replica, uint32_t parameter) co
   return staging ? bytes(staging) : state_.model.bindings[replica][parameter].value;
 }
 
-void UntrainedValues::add_up(bool first) {
+void UntrainedValues::add_up(bool has_first) {
   mean_sums_.clear();
   for (uint32_t p : mean_due_) {
     const Parameter& parameter = *state_.model.parameters[p];
@@ -116,7 +143,7 @@ void UntrainedValues::add_up(bool first) {
   for (uint32_t p : first_due_) {
     const size_t begin = first_values_.size(), nbytes = state_.model.parameters[p]->nbytes();
     first_values_.resize(begin + nbytes);
-    if (first && nbytes > 0) std::memcpy(first_values_.data() + begin, value(0, p), nbytes);
+    if (has_first && nbytes > 0) std::memcpy(first_values_.data() + begin, value(0, p), nbytes);
   }
 }
 
