@@ -2,6 +2,9 @@
 // hop, small and large chunks); uneven and empty parts; several in flight; and what happens when workers
 // disagree.
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -319,6 +322,28 @@ TEST_P(Collectives, CountsThatWrapAroundAreRefused) {
               DSGD_ERR_INVALID_ARGUMENT);
     DSGD_OK_OR_FAIL(dsgd_barrier(session, nullptr, nullptr, nullptr, error_));
   });
+}
+
+// The bindings end their counts with SIZE_MAX, as a view may have more workers than the host has given
+// counts.
+TEST_P(Collectives, NoCountIsReadAfterOneThatExceedsTheBuffer) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const pages = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  void* const end = static_cast<char*>(pages) + page;
+  ASSERT_EQ(mprotect(end, page, PROT_NONE), 0);
+  size_t* const counts = static_cast<size_t*>(end) - 1;
+  *counts = SIZE_MAX;
+  run_job(GetParam(), {}, [&](dsgd_session* session, int) {
+    float data[4] = {}, part[4] = {};
+    EXPECT_EQ(dsgd_allgather(session, nullptr, part, 0, data, sizeof data, counts, DSGD_FLOAT32, nullptr,
+                             nullptr, nullptr),
+              DSGD_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(dsgd_reduce_scatter(session, nullptr, data, sizeof data, part, sizeof part, counts,
+                                  DSGD_FLOAT32, DSGD_SUM, nullptr, nullptr, nullptr),
+              DSGD_ERR_INVALID_ARGUMENT);
+  });
+  munmap(pages, 2 * page);
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, Collectives,
