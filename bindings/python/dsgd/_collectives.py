@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple, Union, overload
+import contextlib
+from typing import Any, Iterator, Optional, Sequence, Tuple, Union, overload
 
 from . import _raw
 from ._buffers import Array, Buffer, Data, DataT, numpy_or_none
@@ -56,15 +57,15 @@ class Collectives:
     def allgather_async(self, send: Data, receive: DataT, element_counts: Optional[Sequence[int]] = None) -> Operation[DataT]: ...
     def allgather_async(self, send: Data, receive: Any = None, element_counts: Optional[Sequence[int]] = None) -> Operation[Any]:
         source = Buffer(send, "send", any_device=True)
-        size = self._checked_size(element_counts)
-        if receive is None:
-            shape = (size, *source.shape) if element_counts is None else (sum(element_counts),)
-            receive = _new_array(shape, source)
-        target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
-        return Operation(
-            self._handle, (source, target), lambda _: receive,
-            _raw.dsgd_allgather, source.source, target.source, element_counts, source.dtype, self._options_of(source, target),
-        )
+        with self._counted(element_counts) as (size, counts):
+            if receive is None:
+                shape = (size, *source.shape) if counts is None else (sum(counts),)
+                receive = _new_array(shape, source)
+            target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
+            return Operation(
+                self._handle, (source, target), lambda _: receive,
+                _raw.dsgd_allgather, source.source, target.source, counts, source.dtype, self._options_of(source, target),
+            )
 
     @overload
     def allgather(self, send: Data, receive: None = None, element_counts: Optional[Sequence[int]] = None) -> Array: ...
@@ -87,20 +88,16 @@ class Collectives:
         self, send: Data, receive: Any = None, reduction: Union[str, Reduction] = "sum", element_counts: Optional[Sequence[int]] = None
     ) -> Operation[Any]:
         source = Buffer(send, "send", any_device=True)
-        size = self._checked_size(element_counts)
-        if receive is None:
-            if element_counts is None and source.count % size != 0:
-                raise InvalidArgumentError(
-                    f"send has {source.count} elements, which {size} workers cannot share equally; give element_counts"
-                )
-            rank = _raw.dsgd_rank(self._handle.pointer)
-            receive = _new_array((source.count // size if element_counts is None else element_counts[rank],), source)
-        target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
-        return Operation(
-            self._handle, (source, target), lambda _: receive,
-            _raw.dsgd_reduce_scatter, source.source, target.source, element_counts, source.dtype, reduction_of(reduction),
-            self._options_of(source, target),
-        )
+        with self._counted(element_counts) as (size, counts):
+            if receive is None:
+                rank = _raw.dsgd_rank(self._handle.pointer)  # perhaps of a later view than `size`
+                receive = _new_array((source.count // size if counts is None else sum(counts[rank : rank + 1]),), source)
+            target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
+            return Operation(
+                self._handle, (source, target), lambda _: receive,
+                _raw.dsgd_reduce_scatter, source.source, target.source, counts, source.dtype, reduction_of(reduction),
+                self._options_of(source, target),
+            )
 
     @overload
     def reduce_scatter(
@@ -127,14 +124,24 @@ class Collectives:
     def _options_of(self, *buffers: Buffer) -> Tuple[int, int, int, int]:
         return (*self._options, max((buffer.stream for buffer in buffers), default=0))
 
-    def _checked_size(self, element_counts: Optional[Sequence[int]]) -> int:
-        """The number of workers; dsgd reads one element count for each."""
+    @contextlib.contextmanager
+    def _counted(self, element_counts: Optional[Sequence[int]]) -> Iterator[Tuple[int, Optional[Sequence[int]]]]:
+        """Gives the number of workers, and the counts for the C call, which the block makes.
+
+        The host may have made `element_counts` for an earlier view. Then the C call must fail with VIEW_CHANGED, as on the
+        other workers. So a wrong number of counts is replaced by an empty list, which C refuses, but only if the host knows
+        the view.
+        """
         size = int(_raw.dsgd_size(self._handle.pointer))
-        if element_counts is not None and len(element_counts) != size:
+        if element_counts is None or len(element_counts) == size:
+            yield size, element_counts
+            return
+        try:
+            yield size, ()
+        except InvalidArgumentError:
             raise InvalidArgumentError(
                 f"element_counts has {len(element_counts)} numbers; give one for each of the {size} workers"
-            )
-        return size
+            ) from None
 
 
 class Channel(Collectives):

@@ -120,6 +120,7 @@ int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers) {
     return 0;
   }
   for (size_t i = 0; i < count; ++i) (*numbers)[i] = (size_t)signed_numbers[i];
+  (*numbers)[count] = SIZE_MAX;
   free(signed_numbers);
   return 1;
 }

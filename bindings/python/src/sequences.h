@@ -21,7 +21,9 @@ int dsgd_py_unsigned(PyObject* object, const char* argument, unsigned long long 
                      unsigned long long* number);
 int dsgd_py_double(PyObject* object, double* number);
 
-/* Sequences of integers, in memory from malloc. sizes: None gives NULL. */
+/* Sequences of integers, in memory from malloc. sizes: None gives NULL; SIZE_MAX follows the last number.
+ * dsgd refuses a count of elements that exceeds the buffer, and reads none after it. So a sequence may be too
+ * short. */
 int dsgd_py_int64s(PyObject* sequence, const char* argument, int64_t** numbers, size_t* count);
 int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers);
 

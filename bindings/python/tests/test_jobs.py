@@ -282,6 +282,64 @@ def test_a_lost_worker_is_named(tmp_path, how):
     assert "1" in str(error) and error.operation
 
 
+def gather(session, parts):
+    return session.allgather(numpy.ones(1), element_counts=[1] * parts).tolist()
+
+
+def gather_in_the_background(session, parts):
+    return session.allgather_async(numpy.ones(1), element_counts=[1] * parts).wait().tolist()
+
+
+def scatter(session, parts):
+    return session.reduce_scatter(numpy.ones(parts), element_counts=[1] * parts).tolist()
+
+
+def scatter_equal_parts(session, parts):
+    return session.reduce_scatter(numpy.ones(parts)).tolist()
+
+
+def go_on_after_a_loss(session, folder, call):
+    """With one worker less, makes a call for the earlier number of workers, then for the present one."""
+    session.add_replica().alloc(session.add_parameter("w", 100))
+    session.start()
+    session.barrier()
+    pathlib.Path(folder, str(session.rank)).touch()
+    if session.rank == 2:
+        while len(os.listdir(folder)) < 3:  # the barrier has ended everywhere
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while session.size == 3:
+        time.sleep(0.001)
+    with raises(dsgd.Status.VIEW_CHANGED):
+        call(session, 3)
+    while True:
+        try:
+            result = call(session, 2)
+            break
+        except dsgd.Error as error:  # until the workers of the new view have agreed, and once more
+            if error.status is not dsgd.Status.VIEW_CHANGED:
+                raise
+    with pytest.raises(dsgd.InvalidArgumentError) as caught:
+        call(session, 3)
+    session.barrier()
+    return result, str(caught.value)
+
+
+THREE_COUNTS = "element_counts has 3 numbers; give one for each of the 2 workers"
+THREE_ELEMENTS = "reduce-scatter: 3 elements cannot be split evenly among 2 workers; give `element_counts`"
+
+
+@pytest.mark.parametrize("call, expected, refusal", [
+    (gather, [1, 1], THREE_COUNTS),
+    (gather_in_the_background, [1, 1], THREE_COUNTS),
+    (scatter, [2], THREE_COUNTS),
+    (scatter_equal_parts, [2], THREE_ELEMENTS),
+], ids=["gather", "gather in the background", "scatter", "scatter equal parts"])
+def test_a_call_for_an_earlier_number_of_workers_fails_as_on_the_others(tmp_path, call, expected, refusal):
+    with jobs.Job(go_on_after_a_loss, 3, (str(tmp_path), call), min_workers=1, lease="500ms") as job:
+        assert [job.result(rank) for rank in range(2)] == [(expected, refusal)] * 2
+
+
 def raise_in_block(session):
     session.add_replica().alloc(session.add_parameter("w", 2))
     session.start()

@@ -455,6 +455,11 @@ def test_collectives_refuse_what_does_not_fit(session):
         session.allgather(data, numpy.zeros(4))
     with pytest.raises(dsgd.InvalidArgumentError, match="each of the 1 workers"):
         session.allgather(data, element_counts=[2, 2])
+    for counts in ([], [4, 0]):
+        with pytest.raises(dsgd.InvalidArgumentError, match=f"element_counts has {len(counts)} numbers; .* each of the 1 workers"):
+            session.reduce_scatter(data, element_counts=counts)
+    with pytest.raises(dsgd.InvalidArgumentError, match="`element_counts` add up to 3 elements, the whole buffer has 4"):
+        session.reduce_scatter(data, element_counts=[3])
     with pytest.raises(dsgd.InvalidArgumentError, match="root"):
         session.broadcast(data, root=1)
     with pytest.raises(dsgd.InvalidArgumentError):
