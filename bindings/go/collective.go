@@ -2,6 +2,7 @@ package dsgd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -65,8 +66,8 @@ func AllGatherAsync[T Element](c Caller, send, receive []T, elementCounts []int)
 }
 
 func allGather[T Element](c Caller, send, receive []T, elementCounts []int) task {
-	parts, fault := c.caller().parts(elementCounts)
-	return task{caller: c, pins: pinned(send, receive), fault: fault, begin: func(op, err *uintptr) int {
+	parts, unfit, fault := c.caller().parts(elementCounts)
+	return task{caller: c, pins: pinned(send, receive), fault: fault, unfit: unfit, begin: func(op, err *uintptr) int {
 		return raw.Dsgd_allgather(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive), parts,
 			int(dtypeOf[T]()), c.options(), op, err)
 	}}
@@ -84,8 +85,8 @@ func ReduceScatterAsync[T Element](c Caller, send, receive []T, elementCounts []
 }
 
 func reduceScatter[T Element](c Caller, send, receive []T, elementCounts []int, reduction Reduction) task {
-	parts, fault := c.caller().parts(elementCounts)
-	return task{caller: c, pins: pinned(send, receive), fault: fault, begin: func(op, err *uintptr) int {
+	parts, unfit, fault := c.caller().parts(elementCounts)
+	return task{caller: c, pins: pinned(send, receive), fault: fault, unfit: unfit, begin: func(op, err *uintptr) int {
 		return raw.Dsgd_reduce_scatter(c.caller().pointer(), 0, address(send), nbytes(send), address(receive), nbytes(receive),
 			parts, int(dtypeOf[T]()), int(reduction), c.options(), op, err)
 	}}
@@ -163,6 +164,7 @@ type task struct {
 	caller Caller
 	pins   *runtime.Pinner            // of its buffers; nil: none
 	fault  error                      // why C must not be called
+	unfit  error                      // in place of C's ErrInvalidArgument; nil: none
 	begin  func(op, err *uintptr) int // the C call; with a nil op it blocks until the operation has ended
 	blocks bool                       // begin may block with an op, too
 }
@@ -171,7 +173,7 @@ type task struct {
 func (t task) run(ctx context.Context) error {
 	if t.fault == nil && cancelled(ctx) == nil {
 		defer t.unpin()
-		return call(t.caller.caller(), func(err *uintptr) int { return t.begin(nil, err) })
+		return t.explained(call(t.caller.caller(), func(err *uintptr) int { return t.begin(nil, err) }))
 	}
 	if t.blocks {
 		ended := make(chan error, 1)
@@ -204,7 +206,16 @@ func (t task) start() (*Op, error) {
 		t.unpin()
 		return nil, t.fault
 	}
-	return s.core.start(s, plainOp, t.pins, t.begin)
+	op, err := s.core.start(s, plainOp, t.pins, t.begin)
+	return op, t.explained(err)
+}
+
+// explained returns the error of the C call, or unfit in its place.
+func (t task) explained(err error) error {
+	if t.unfit != nil && errors.Is(err, ErrInvalidArgument) {
+		return t.unfit
+	}
+	return err
 }
 
 func (t task) unpin() {
@@ -224,20 +235,26 @@ func pinned[T Element](buffers ...[]T) *runtime.Pinner {
 	return pins
 }
 
-// parts checks elementCounts, of which C reads as many as there are workers.
-func (s *Session) parts(elementCounts []int) ([]uint64, error) {
+// parts are the elementCounts for C, which reads one per worker. It refuses one that exceeds the buffer, as the last of parts
+// does, and reads none after it.
+//
+// The caller may have made elementCounts for an earlier view. Then C must fail with ErrViewChanged, as on the other workers. So a
+// wrong number of counts is replaced by none, which C refuses, but only if the caller knows the view; unfit is the error for that
+// case.
+func (s *Session) parts(elementCounts []int) (parts []uint64, unfit, fault error) {
 	if elementCounts == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if size := s.Size(); size >= 0 && len(elementCounts) != size {
-		return nil, invalid(fmt.Sprintf("elementCounts has %d entries for %d workers: give one per worker, or nil", len(elementCounts), size))
+		unfit = invalid(fmt.Sprintf("elementCounts has %d entries for %d workers: give one per worker, or nil", len(elementCounts), size))
+		return []uint64{math.MaxUint64}, unfit, nil
 	}
-	parts := make([]uint64, len(elementCounts))
+	parts = make([]uint64, len(elementCounts), len(elementCounts)+1)
 	for rank, n := range elementCounts {
 		if n < 0 {
-			return nil, invalid(fmt.Sprintf("elementCounts[%d] is %d: a number of elements is not negative", rank, n))
+			return nil, nil, invalid(fmt.Sprintf("elementCounts[%d] is %d: a number of elements is not negative", rank, n))
 		}
 		parts[rank] = uint64(n)
 	}
-	return parts, nil
+	return append(parts, math.MaxUint64), nil, nil
 }

@@ -306,6 +306,81 @@ func TestShardsCoverEverySampleOnce(t *testing.T) {
 	}
 }
 
+func TestElementCountsForAnEarlierViewFailWithTheChange(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		call func(s *Session, counts []int) error
+	}{
+		{"AllGather", func(s *Session, counts []int) error {
+			return AllGather(background, s, []int32{1}, make([]int32, len(counts)), counts)
+		}},
+		{"AllGatherAsync", func(s *Session, counts []int) error {
+			op, err := AllGatherAsync(s, []int32{1}, make([]int32, len(counts)), counts)
+			if err != nil {
+				return err
+			}
+			return op.Wait(background)
+		}},
+		{"ReduceScatter", func(s *Session, counts []int) error {
+			return ReduceScatter(background, s, make([]int32, len(counts)), []int32{1}, counts, Sum)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			views := settings{"num_workers": "2", "max_workers": "3"}
+			head, err := StartHead(configure(t, bounded, views, settings{"head": "127.0.0.1:0"}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer head.Close()
+			var started, all sync.WaitGroup
+			run := func(work func(w *worker)) {
+				config := configure(t, bounded, views, settings{"head": head.Address(), "embed_head": "never"})
+				all.Add(1)
+				go func() {
+					defer all.Done()
+					if err := Run(background, config, func(session *Session) error {
+						work(&worker{session, t})
+						return nil
+					}); err != nil {
+						t.Errorf("Run: %v", err)
+					}
+				}()
+			}
+			callAmongThree := func(w *worker) {
+				err := test.call(w.Session, []int{1, 1, 1})
+				for errors.Is(err, ErrViewChanged) { // until the workers have agreed, and once more
+					err = test.call(w.Session, []int{1, 1, 1})
+				}
+				w.ok(err)
+			}
+			for i := 0; i < 2; i++ {
+				started.Add(1)
+				run(func(w *worker) {
+					func() {
+						defer started.Done()
+						w.model("p", 0)
+					}()
+					for deadline := time.Now().Add(30 * time.Second); w.Size() == 2; time.Sleep(time.Millisecond) {
+						w.expect(time.Now().Before(deadline), "no worker has joined")
+					}
+					w.failing(test.call(w.Session, []int{1, 1}), ErrViewChanged)
+					callAmongThree(w)
+					refused := w.failing(test.call(w.Session, []int{1, 1}), ErrInvalidArgument)
+					w.expect(strings.HasPrefix(refused.Message, "elementCounts has 2 entries for 3 workers: "), "%s", refused.Message)
+					w.ok(w.Barrier(background))
+				})
+			}
+			started.Wait()
+			run(func(w *worker) {
+				w.model("p", 0)
+				callAmongThree(w)
+				w.ok(w.Barrier(background))
+			})
+			all.Wait()
+		})
+	}
+}
+
 func TestRanksAndSizes(t *testing.T) {
 	job(t, 3, nil, func(w *worker) {
 		ranks := []int64{1 << (8 * w.Rank()), 1 << (8 * w.LocalRank())}
