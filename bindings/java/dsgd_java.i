@@ -143,8 +143,10 @@ DSGD_JAVA_TYPE(ARGUMENTS, jlongArray, long[])
 DSGD_INPUT_LONGS((const int64_t *shape, size_t ndim))
 DSGD_INPUT_LONGS((dsgd_parameter *const *parameters, size_t count))
 DSGD_INPUT_LONGS(const size_t *element_counts)
+/* C refuses a count that exceeds the buffer, and reads none after it. So the array may be too short. */
 %typemap(in) const size_t *element_counts (size_t length) %{
   if (!jni_longs(jenv, $input, (jlong **)&$1, &length)) return $null;
+  if ($1 != NULL) ((size_t *)$1)[length] = SIZE_MAX;
 %}
 
 /* A long[] that C fills. COUNT is the function's argument that says how much of it. */

@@ -13,6 +13,11 @@ public abstract sealed class Collectives permits Session, Channel {
   /** One checked call. The buffers are those that C sees. */
   private record Call(InFlight.Start start, NativeArray... buffers) {}
 
+  /** As InFlight.Start, with the element counts for C. */
+  private interface CountedStart {
+    void with(long session, long[] counts, long[] operation);
+  }
+
   Collectives() {}
 
   abstract Session session();
@@ -156,9 +161,11 @@ public abstract sealed class Collectives permits Session, Channel {
     long[] options = options();
     DType type = Buffers.typeOf(send, "send");
     Buffers.writable(receive, type, "receive");
-    long[] parts = parts(elementCounts);
     return new Call(
-        (s, op) -> Raw.dsgd_allgather(s, WORLD, send, receive, parts, type.code, options, op),
+        counted(
+            elementCounts,
+            (s, counts, op) ->
+                Raw.dsgd_allgather(s, WORLD, send, receive, counts, type.code, options, op)),
         send,
         receive);
   }
@@ -168,11 +175,13 @@ public abstract sealed class Collectives permits Session, Channel {
     long[] options = options();
     DType type = Buffers.typeOf(send, "send");
     Buffers.writable(receive, type, "receive");
-    long[] parts = parts(elementCounts);
     int code = code(reduction);
     return new Call(
-        (s, op) ->
-            Raw.dsgd_reduce_scatter(s, WORLD, send, receive, parts, type.code, code, options, op),
+        counted(
+            elementCounts,
+            (s, counts, op) ->
+                Raw.dsgd_reduce_scatter(
+                    s, WORLD, send, receive, counts, type.code, code, options, op)),
         send,
         receive);
   }
@@ -202,16 +211,30 @@ public abstract sealed class Collectives permits Session, Channel {
     return reduction.code;
   }
 
-  /** C reads one count per rank, so their number is checked here. */
-  private long[] parts(long... elementCounts) {
+  /**
+   * The host may have made the counts for an earlier view. Then C must fail with VIEW_CHANGED, as on
+   * the other workers. So a wrong number of counts is replaced by an empty array, which C refuses, but
+   * only if the host knows the view.
+   */
+  private InFlight.Start counted(long[] elementCounts, CountedStart start) {
     if (elementCounts == null || elementCounts.length == 0) {
-      return null;
+      return (s, op) -> start.with(s, null, op);
     }
+    int given = elementCounts.length;
     int size = session().size();
-    if (elementCounts.length != size) {
-      throw DsgdException.invalid(
-          "elementCounts has %s numbers but there are %s workers; pass one for each"
-              .formatted(elementCounts.length, size));
+    if (given != size) {
+      return (s, op) -> {
+        try {
+          start.with(s, new long[0], op);
+        } catch (DsgdException e) {
+          if (e.status() != Status.INVALID_ARGUMENT) {
+            throw e;
+          }
+          throw DsgdException.invalid(
+              "elementCounts has %s numbers but there are %s workers; pass one for each"
+                  .formatted(given, size));
+        }
+      };
     }
     for (int rank = 0; rank < elementCounts.length; rank++) {
       if (elementCounts[rank] < 0) {
@@ -219,6 +242,7 @@ public abstract sealed class Collectives permits Session, Channel {
             "elementCounts[" + rank + "] is " + elementCounts[rank] + "; pass 0 or more elements");
       }
     }
-    return elementCounts.clone();
+    long[] counts = elementCounts.clone();
+    return (s, op) -> start.with(s, counts, op);
   }
 }

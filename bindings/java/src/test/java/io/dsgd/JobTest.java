@@ -16,9 +16,13 @@ import java.nio.IntBuffer;
 import java.nio.LongBuffer;
 import java.nio.ShortBuffer;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
@@ -277,6 +281,82 @@ class JobTest {
               () -> session.allGather(Job.ints(1), Job.ints(0, 0, 0), 1, 1));
           session.barrier();
         });
+  }
+
+  private interface CountedCall {
+    void run(Session session, long... elementCounts) throws Exception;
+  }
+
+  private static void amongThree(CountedCall call, Session session) throws Exception {
+    while (true) {
+      try {
+        call.run(session, 1, 1, 1);
+        return;
+      } catch (DsgdException e) { // until the workers have agreed, and once more
+        assertEquals(Status.VIEW_CHANGED, e.status(), e.toString());
+      }
+    }
+  }
+
+  private static void start(Session session) throws InterruptedException {
+    session.addReplica().alloc(session.addParameter("weight", DType.FLOAT32, 1));
+    session.start();
+  }
+
+  /** Two workers make a call for two after a third has joined. */
+  private static void callForAnEarlierView(CountedCall call) throws Exception {
+    String[] views = {"num_workers", "2", "max_workers", "3"};
+    CountDownLatch started = new CountDownLatch(2);
+    try (Head head = Head.start(Job.config(views).set("head", "127.0.0.1:0"))) {
+      List<CompletableFuture<Void>> workers = new ArrayList<>();
+      for (int i = 0; i < 2; i++) {
+        workers.add(
+            Job.start(
+                () ->
+                    Dsgd.run(
+                        Job.worker(head, 2, views),
+                        session -> {
+                          start(session);
+                          started.countDown();
+                          while (session.size() == 2) {
+                            Thread.sleep(1);
+                          }
+                          Fails.with(Status.VIEW_CHANGED, () -> call.run(session, 1, 1));
+                          amongThree(call, session);
+                          DsgdException refused =
+                              Fails.with(Status.INVALID_ARGUMENT, () -> call.run(session, 1, 1));
+                          assertEquals(
+                              "elementCounts has 2 numbers but there are 3 workers; pass one for each",
+                              refused.getMessage());
+                          session.barrier();
+                        })));
+      }
+      assertTrue(started.await(30, TimeUnit.SECONDS));
+      Dsgd.run(
+          Job.worker(head, 2, views),
+          session -> {
+            start(session);
+            amongThree(call, session);
+            session.barrier();
+          });
+      for (CompletableFuture<Void> worker : workers) {
+        worker.get(60, TimeUnit.SECONDS);
+      }
+    }
+  }
+
+  @Test
+  void countsForAnEarlierViewFailWithTheChange() throws Exception {
+    callForAnEarlierView(
+        (session, counts) ->
+            session.allGather(Job.ints(1), Job.ints(new int[counts.length]), counts));
+    callForAnEarlierView(
+        (session, counts) ->
+            session.allGatherAsync(Job.ints(1), Job.ints(new int[counts.length]), counts).join());
+    callForAnEarlierView(
+        (session, counts) ->
+            session.reduceScatter(
+                Job.ints(new int[counts.length]), Job.ints(0), Reduction.SUM, counts));
   }
 
   @Test

@@ -576,10 +576,11 @@ class SessionTest {
     Fails.with(Status.INVALID_ARGUMENT, () -> session.allReduce(data, null));
     Fails.with(
         Status.INVALID_ARGUMENT, () -> session.allReduce(Job.ints(1), Reduction.MEAN));
-    Fails.with(
-        Status.INVALID_ARGUMENT,
-        () -> session.allGather(data, part, 1, 1),
-        "two ranks");
+    for (long[] counts : new long[][] {{1, 1}, {2, 0}}) {
+      assertEquals(
+          "elementCounts has 2 numbers but there are 1 workers; pass one for each",
+          Fails.with(Status.INVALID_ARGUMENT, () -> session.allGather(data, part, counts)).getMessage());
+    }
     Fails.with(Status.INVALID_ARGUMENT, () -> session.allGather(data, part, -2));
     Fails.with(Status.INVALID_ARGUMENT, () -> session.allGather(data, Job.floats(1)));
   }
