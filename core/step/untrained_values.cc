@@ -10,7 +10,7 @@
 namespace dsgd {
 namespace {
 
-constexpr size_t kScratch = 256;  // elements
+constexpr size_t kWidened = 256;  // elements at once
 
 template <typename T>
 void add_weighted(double* sums, const T* values, size_t count, double weight) {
@@ -22,9 +22,9 @@ void add_weighted(DType dtype, double* sums, const std::byte* values, size_t cou
     return add_weighted(sums, reinterpret_cast<const double*>(values), count, weight);
   if (dtype == DType::kFloat32)
     return add_weighted(sums, reinterpret_cast<const float*>(values), count, weight);
-  float widened[kScratch];
-  for (size_t begin = 0; begin < count; begin += kScratch) {
-    const size_t some = std::min(kScratch, count - begin);
+  float widened[kWidened];
+  for (size_t begin = 0; begin < count; begin += kWidened) {
+    const size_t some = std::min(kWidened, count - begin);
     widen(dtype, widened, values + begin * dtype_size(dtype), some);
     add_weighted(sums + begin, widened, some, weight);
   }
@@ -38,9 +38,9 @@ void divide_to(T* values, const double* sums, size_t count, double weight) {
 void divide_to(DType dtype, std::byte* values, const double* sums, size_t count, double weight) {
   if (dtype == DType::kFloat64) return divide_to(reinterpret_cast<double*>(values), sums, count, weight);
   if (dtype == DType::kFloat32) return divide_to(reinterpret_cast<float*>(values), sums, count, weight);
-  float means[kScratch];
-  for (size_t begin = 0; begin < count; begin += kScratch) {
-    const size_t some = std::min(kScratch, count - begin);
+  float means[kWidened];
+  for (size_t begin = 0; begin < count; begin += kWidened) {
+    const size_t some = std::min(kWidened, count - begin);
     divide_to(means, sums + begin, some, weight);
     narrow(dtype, values + begin * dtype_size(dtype), means, some);
   }
