@@ -19,7 +19,7 @@ constexpr size_t kSmallestChunk = 2048;
 constexpr size_t kChunksInWindow = 4;
 constexpr size_t kLargestSmallWindow = 1 << 20;
 // Largest number of operations for which a peer may have unanswered chunks at once: it may be kOpenTasks
-// buckets ahead, and each may have an operation for its copies (Step::send_means).
+// buckets ahead, and each may have an operation for its copies (StateCopies::send_means).
 constexpr size_t kOpenAtOnce = 4 * kOpenTasks + (kChannels - 1) * kOpenTasksOfAChannel;
 
 }  // namespace

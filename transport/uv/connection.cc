@@ -11,7 +11,7 @@ namespace {
 constexpr Duration kStall = std::chrono::milliseconds(500);
 constexpr Duration kFlushLimit = std::chrono::seconds(1);
 // RPC releases each message that it has handled long before this. No wait of a caller depends on it.
-constexpr Duration kStarving = std::chrono::seconds(1);
+constexpr Duration kStarving = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -73,15 +73,23 @@ void Connection::link_written() { advance(); }
 
 // RPC keeps a message as long as the peer may still use its results. If such messages fill the receive
 // memory, the peer's message that releases them cannot be read either, and the connection cannot recover.
+// That is so if two looks in a row find that this side holds no message, and that none has come in between.
+// A single look may come just when a message is on its way through KJ's queue.
 void Connection::link_starved() {
   if (state_ == State::kEnded || starving_) return;
+  stuck_at_.reset();
   starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
 }
 
 void Connection::check_starved() {
   starving_ = 0;
   if (!link_ || !link_->starved()) return;
-  if (holds_messages()) return link_starved();
+  const uint64_t received = link_->received();
+  if (holds_messages() || stuck_at_ != received) {
+    stuck_at_ = holds_messages() ? std::nullopt : std::optional(received);
+    starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
+    return;
+  }
   end(Status(Code::kIo,
              "the connection broke the RPC protocol: the receive memory is full, and the peer does not "
              "release earlier messages; do both sides run the same version of dsgd?"));

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "transport/network.h"
@@ -91,6 +92,7 @@ class Connection : public std::enable_shared_from_this<Connection>, protected Li
   Time give_up_ = kNever;
   size_t queued_before_ = 0;  // when watch() last looked
   TimerId timer_ = 0, starving_ = 0;
+  std::optional<uint64_t> stuck_at_;  // messages received when check_starved() found none held
 };
 
 }  // namespace dsgd::transport::uv

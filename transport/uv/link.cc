@@ -316,6 +316,7 @@ bool Link::try_receive(Received* out) {
         return false;
       }
       *out = kj::Own<capnp::IncomingRpcMessage>(kj::heap<Incoming>(kj::mv(frame)));
+      ++received_;
       return true;
     case FrameReader::Outcome::kBlocked:
       return false;

@@ -66,6 +66,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void stop();          // no more events, no more reading and writing
   bool stopped() const { return stopped_; }
   bool starved() const { return starved_; }
+  uint64_t received() const { return received_; }  // messages
 
   FrameReader& reader() { return reader_; }
   const FrameWriter& writer() const { return writer_; }
@@ -119,6 +120,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   FrameWriter writer_;
   Status corrupted_;            // why it goes down, whatever else fails meanwhile
   Receive* waiting_ = nullptr;  // RPC waits for a message
+  uint64_t received_ = 0;       // messages
   bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
   bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;
   // Small chunks that are not answered yet, with their size.
