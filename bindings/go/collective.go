@@ -235,12 +235,12 @@ func pinned[T Element](buffers ...[]T) *runtime.Pinner {
 	return pins
 }
 
-// parts are the elementCounts for C, which reads one per worker. It refuses one that exceeds the buffer, as the last of parts
-// does, and reads none after it.
+// parts returns the elementCounts for C, which reads one per worker. One more count follows the last: it exceeds any buffer, so C
+// refuses it and reads no further.
 //
 // The caller may have made elementCounts for an earlier view. Then C must fail with ErrViewChanged, as on the other workers. So a
-// wrong number of counts is replaced by none, which C refuses, but only if the caller knows the view; unfit is the error for that
-// case.
+// wrong number of counts is no fault here: C gets only the count that it refuses. If the caller knows the view, C fails with
+// ErrInvalidArgument, and unfit is the error in its place.
 func (s *Session) parts(elementCounts []int) (parts []uint64, unfit, fault error) {
 	if elementCounts == nil {
 		return nil, nil, nil

@@ -26,7 +26,7 @@ class Members {
   int32_t rank() const { return view_.rank; }
   int32_t size() const { return static_cast<int32_t>(view_.members.size()); }
   bool is_peer(int32_t rank) const { return rank >= 0 && rank < size() && rank != view_.rank; }
-  // Returns by rank the rank that each worker had in the view `before`; -1: it was not in it.
+  // Returns, for each rank of this view, the rank of its worker in the view `before`; -1: it was not in it.
   std::vector<int32_t> ranks_in(const Members& before) const;
   const std::shared_ptr<const Group>& world() const { return world_; }  // all workers of the view
   // "rank 2 (worker 'w2' on host nodeb)"

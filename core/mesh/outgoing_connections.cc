@@ -44,9 +44,9 @@ std::vector<std::unique_ptr<ClientChannel>> OutgoingConnections::begin_view(
   return gone;
 }
 
-// Everything that peers may have on its way or parked here, at the worst, stays within receive_memory.
-// Otherwise chunks of later operations could leave no room for the chunk that this worker waits for. Each
-// operation may have one small chunk beyond the small window.
+// All chunks of peers that can be on their way or parked here at once fit into receive_memory. Otherwise
+// chunks of later operations could leave no room for the chunk that this worker waits for. Each operation may
+// have one small chunk beyond the small window.
 Status OutgoingConnections::set_windows(size_t peers) {
   const size_t of_peer = options_.receive_memory / std::max<size_t>(1, peers);
   small_window_ = std::min(kLargestSmallWindow, of_peer / 4);

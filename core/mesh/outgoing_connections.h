@@ -37,7 +37,8 @@ class OutgoingConnections {
         refused_(std::move(refused)) {}
 
   // `earlier`: Members::ranks_in() of the view before. Connections that have failed may be dialled again.
-  // Returns those to workers that are not in the view; they close when they are destroyed.
+  // Returns the connections to workers that are not in the view; they close when they are destroyed. Elements
+  // may be null.
   std::vector<std::unique_ptr<transport::ClientChannel>> begin_view(const std::vector<int32_t>& earlier);
   // Divides receive_memory between `peers` peers. Before the first use of a connection.
   Status set_windows(size_t peers);
@@ -50,7 +51,8 @@ class OutgoingConnections {
   bool is_open(int32_t rank) const { return peers_[rank]->channel && peers_[rank]->failure.ok(); }
   const Status& failure(int32_t rank) const { return peers_[rank]->failure; }  // as fail() has set it
 
-  // As those of transport::ClientChannel, once the connection is open. It must not have failed.
+  // As the functions of transport::ClientChannel; waits until the connection is open. The connection must not
+  // have failed (failure()).
   void send(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
   void send_small(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data);

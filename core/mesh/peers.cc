@@ -42,7 +42,7 @@ Status not_from_peer(uint64_t view, int32_t rank, uint64_t present) {
                     " as its sender, which is no peer of this worker in view " + std::to_string(present));
 }
 
-// Functions for kinds of messages. One for a single kind comes before one for several kinds.
+// Overloads for std::visit, by kind of message. The most specific one is called.
 template <typename... Handlers>
 struct MessageHandlers : Handlers... {
   using Handlers::operator()...;
@@ -206,8 +206,10 @@ void Peers::tell_failure(const Message& message, const Status& cause) {
 // answers. They are complete when that connection ends, or after a lease if the peer is stopped. Without a
 // goodbye no more answers are expected.
 void Peers::on_left(int32_t rank) {
+  const uint64_t view = members_.view().view;
   session_.on_peer_departed(rank);
   operations_->on_departed(rank);
+  if (members_.view().view != view) return;  // the rank is one of the earlier view
   outgoing_.give_up_dial(rank, members_.closed_error(rank));
   if (!outgoing_.is_open(rank) || !said_goodbye(rank)) return operations_->on_last_answer(rank);
   loop().schedule(loop().now() + options_.lease,

@@ -131,7 +131,7 @@ void ObjectPuts::fail(const Status& cause) {
   while (!sending_.empty()) finish(std::shared_ptr<Sending>(sending_.front()), cause);
 }
 
-// The first one holds up the others.
+// Returns the workers that have not answered, in the order of the chain: the first one holds up the others.
 std::vector<int32_t> ObjectPuts::missing(const Sending& sending) const {
   std::vector<int32_t> missing = object_chain(peers_->rank(), peers_->size());
   std::erase_if(missing, [&](int32_t rank) { return sending.waiting.count(rank) == 0; });

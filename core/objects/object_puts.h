@@ -36,7 +36,8 @@ class ObjectPuts {
 
   // `put`: number of the put. There are other workers.
   void begin(const std::string& name, uint64_t put, SharedObject object, ObjectDeadline deadline, Done done);
-  bool is_putting(const std::string& name) const;  // an object that no other worker has deleted
+  // Returns whether a put of this name is in flight whose object no other worker has deleted.
+  bool is_putting(const std::string& name) const;
   void note_accepted(uint64_t put);  // rank 0 has accepted a put; harmless if it is known, or not in flight
   void note_deleted(uint64_t put);   // another worker has deleted the object; harmless as above
   void peer_left(int32_t rank);

@@ -91,7 +91,8 @@ void Objects::give(int32_t rank, Done done) {
   given({});
 }
 
-// The deadline of a put of this worker has passed.
+// The deadline of a put of this worker has passed: drops the object. At rank 0 the name stays taken
+// (Incoming).
 void Objects::drop_late(const std::string& name, uint64_t put) {
   const auto object = objects_.find(name);
   if (object == objects_.end() || object->second.put != put) return;

@@ -1,5 +1,5 @@
-// Saves and loads checkpoints. Calls on all workers; one is in progress at a time, and later ones wait
-// (checkpoint_queue.h).
+// Saves and loads checkpoints. All workers make these calls together. One is in progress at a time, and later
+// ones wait (checkpoint_queue.h).
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class Checkpoints {
   void save_at_interval(std::function<void()> taken);
 
   bool idle() const { return queue_.idle(); }         // no call is in flight
-  void start_next() { queue_.start_next(); }          // the state no longer recovers
+  void start_next() { queue_.start_next(); }          // recovery has ended (EngineState::recovering)
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
   void close() { queue_.close(); }                    // the last call on the loop
 

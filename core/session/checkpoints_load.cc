@@ -176,18 +176,18 @@ Status Checkpoints::make_targets(CheckpointCall* checkpoint) {
 }
 
 void Checkpoints::read(const SharedCall& checkpoint) {
-  const auto read = [this, checkpoint](const Status& status) {
+  const auto ended = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
     exchange_reports(checkpoint, [this, checkpoint](const Reports&) { apply(checkpoint); });
   };
-  if (Status status = make_targets(checkpoint.get()); !status.ok()) return read(status);
+  if (Status status = make_targets(checkpoint.get()); !status.ok()) return ended(status);
   // The memory stays until it is read, also after a timeout.
   queue_.on_files(
       checkpoint,
       [files = queue_.files(), found = checkpoint->found, targets = std::move(checkpoint->targets),
        values = checkpoint->values,
        states = checkpoint->states]() mutable { return checkpoint::read_tensors(*files, found, &targets); },
-      read);
+      ended);
 }
 
 // A failure of a device fails the session now, since the other workers change their models.

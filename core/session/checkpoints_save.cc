@@ -10,10 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/describe.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/tensor_name.h"
-#include "core/mesh/channels.h"
 #include "core/session/checkpoints.h"
 #include "core/session/saved_parts.h"
 #include "transport/schema/codec.h"

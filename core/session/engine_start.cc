@@ -1,5 +1,5 @@
-// The start of this worker: with all others, or, for one that joins a running job, in its first view. Also
-// the answers to workers that join.
+// Begins the start of this worker. If it joins a running job, it first fetches the state of the others
+// (state_fetcher.h). Also answers workers that ask for this worker's state.
 
 #include <utility>
 

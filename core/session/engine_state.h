@@ -41,16 +41,18 @@ struct EngineState {
   RefusalLog events;            // what may repeat with every step
   Mesh* mesh = nullptr;         // null: one worker
   ShardList* shards = nullptr;  // of the host's data; null: nothing reads samples
-  // Functions of the engine. As Engine::fail() and Engine::admit_call():
+  // Functions of the engine, which its constructor sets: Engine::fail(), Engine::admit_call() and
+  // Engine::enter_view(). A part calls enter_view() when it has reset `applying`: a view may have come
+  // meanwhile.
   std::function<void(const Status&, bool tell_peers)> fail;
   std::function<Status()> admit_call;
-  std::function<void()> enter_view;  // if a view has come meanwhile. Called when `applying` becomes false
+  std::function<void()> enter_view;
 
   Step step;
   StallWatch stalls;
   Calls calls;
   StateGiver giver;
-  std::shared_ptr<int> alive = std::make_shared<int>();
+  std::shared_ptr<int> alive = std::make_shared<int>();  // the engine's timers hold it weakly
 
   // Failures.
   Status failure;  // OK: the session has not failed
@@ -59,8 +61,8 @@ struct EngineState {
   // The start, and steps.
   bool started = false;
   uint64_t next_step = 0;
-  uint64_t strategy_version = 0;      // changes of the strategy, and checkpoints loaded
-  int changes = 0;                    // those that are in progress: begin_change()
+  uint64_t strategy_version = 0;      // number of changes of the strategy and of loaded checkpoints
+  int changes = 0;                    // of these, in progress: begin_change()
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
   uint32_t total_replicas = 1;        // of all workers
   StepResult last_result;             // of the last step that succeeded
@@ -77,7 +79,7 @@ struct EngineState {
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   int32_t size() const { return mesh ? mesh->peers.size() : 1; }
   uint64_t view() const { return mesh ? mesh->members().view().view : 1; }
-  // Calls `then` only if the view is still the present one.
+  // Returns a function that calls `then`, unless the view changes first or the session fails.
   template <typename Then>
   auto in_view(Then then) {
     return [this, then = std::move(then), entered = view()](auto&&... arguments) {
@@ -98,16 +100,17 @@ struct EngineState {
   // This worker rejects the channel's next call, which all workers make together.
   void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
 
-  bool is_on_host() const;  // all replicas are
-  // `filled`: they are to be filled with this worker's values.
+  bool is_on_host() const;  // whether all replicas are
+  // Returns host memory for all values: the host's own buffers where these may be used, else new memory.
+  // `filled`: with this worker's values. Copies are only enqueued.
   Result<HostValues> host_values(bool filled);
-  Status spread_values(const HostValues& values);  // to all replicas
+  Status spread_values(const HostValues& values);  // enqueues copies to all replicas
 
-  // Has this worker of the view joined after the job began, unlike rank 0?
+  // Returns whether this worker of the view has joined after the job began, and rank 0 has not.
   bool has_joined_later(int32_t rank) const;
   // This worker has joined later and its settings differ: it fails, and the others go on without it.
   void fail_newcomer(const std::string& difference);
-  // `why`: what is wrong with the message of that rank.
+  // The error for a message of that rank which this worker cannot read, because of `why`.
   Status other_version(int32_t rank, const Status& why) const;
 
   // Returns what the call waits for, with the first missing rank and a parameter (engine_waiting.cc).

@@ -114,11 +114,11 @@ void Engine::enter_view() {
 void Engine::enter_first_view(const JoinReply& view, const Status& why) {
   enter_ = nullptr;
   state_.learner = state_.recovering = true;
-  if (fetcher_) fetcher_->entered_view();
   agreed_ = false;
   state_.view_cause = why;
   reported_view_ = view.view;
   if (fetcher_) {
+    fetcher_->entered_view();
     state_.mesh->change_view(view, why);
   } else if (Status opened = open(view); !opened.ok()) {
     return fail(opened, true);
@@ -192,7 +192,7 @@ void Engine::on_reports(const std::shared_ptr<Call>& call,
     if (!planned.ok()) return fail(planned, true);
   }
   if (decision.all_started) return copy_and_resume(call, decision, reports.value());
-  if (state_.started) placement_.note();  // no step has been made, so all state is zero, everywhere
+  if (state_.started) placement_.note_held();  // no step has been made, so all state is zero, everywhere
   state_.mesh->operations.end_call(call->number, {});
   if (state_.mesh->members().view().paused) return;  // a later view starts again
   state_.learner = false;
@@ -201,7 +201,8 @@ void Engine::on_reports(const std::shared_ptr<Call>& call,
   start_again(reports.value());
 }
 
-// The workers of the view copy the state of one of them where they lack it, and go on.
+// Copies the state to the workers of the view that lack it, moves the optimizer's state to its owners, and
+// resumes the step unless the view is paused.
 void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,
                              const std::vector<ViewReport>& reports) {
   std::vector<HeldRanges> held;

@@ -41,7 +41,8 @@ Status check_reduction(const char* operation, DType dtype, Reduction reduction) 
                                 " is not defined; take the sum and divide");
 }
 
-// Elements of each rank: given, or equal parts of `total`.
+// Elements of each rank: given, or equal parts of `total`. Reads no count after one that exceeds what is
+// left, so the bindings end their lists with such a count.
 Result<std::vector<size_t>> part_counts(const char* operation, const size_t* element_counts, size_t total,
                                         int32_t size) {
   std::vector<size_t> parts(size);

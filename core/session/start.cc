@@ -29,7 +29,7 @@ void Start::run() {
     end(status);
   };
   auto planned = state_.plan_of(strategy);
-  Compared mine;
+  Own mine;
   mine.signature = state_.signature(describe_plan(planned, strategy), true);
   // Reported after the exchange, since only this worker's plug-in may fail.
   mine.unusable = planned.status();
@@ -50,7 +50,7 @@ void Start::run() {
                         });
 }
 
-void Start::on_headers(const SharedCall& call, const Compared& mine,
+void Start::on_headers(const SharedCall& call, const Own& mine,
                        const std::vector<std::vector<std::byte>>& encoded, const Done& done) {
   bool equal = true;
   std::vector<uint32_t> gpus_of;
@@ -70,12 +70,14 @@ void Start::on_headers(const SharedCall& call, const Compared& mine,
   form_teams(call, mine.plan, std::move(gpus_of), done);
 }
 
+// The buckets of teams are larger, so the plan is made again where there are teams. Goes on with
+// give_values().
 void Start::form_teams(const SharedCall& call, std::shared_ptr<const Plan> plan,
                        std::vector<uint32_t> gpus_of, const Done& done) {
   teams_.form(call, plan->strategy, std::move(gpus_of), [this, call, plan, done](const Status& status) {
     if (!status.ok()) return done(status);
     if (!state_.step.reduces_by_teams(plan->strategy)) return give_values(call, plan, done);
-    auto of_teams = state_.plan_of(plan->strategy);  // whose buckets are larger
+    auto of_teams = state_.plan_of(plan->strategy);
     if (of_teams.ok())
       return give_values(call, std::make_shared<const Plan>(std::move(of_teams).value()), done);
     state_.fail(of_teams.status(), true);
@@ -86,8 +88,7 @@ void Start::form_teams(const SharedCall& call, std::shared_ptr<const Plan> plan,
 // Sends rank 0's signature to all workers. Each answers with its first difference; all report that of the
 // lowest rank. If only workers that have joined later differ, these fail, and the others start again in a
 // view without them.
-void Start::compare_signatures(const std::shared_ptr<Call>& call, std::string mine, size_t length,
-                               Done done) {
+void Start::compare_signatures(const SharedCall& call, std::string mine, size_t length, Done done) {
   if (length > Object::kLargest) {
     return done(
         Status(Code::kMismatch,
@@ -129,21 +130,21 @@ void Start::on_differences(const std::vector<std::vector<std::byte>>& difference
   if (!own.empty()) state_.fail_newcomer(text_of(own));
 }
 
-void Start::give_values(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, Done done) {
+void Start::give_values(const SharedCall& call, std::shared_ptr<const Plan> plan, Done done) {
   if (!state_.started) {
     auto contexts = make_contexts(state_.model);
     if (!contexts.ok()) return done(contexts.status());
     state_.step.set_contexts(std::move(contexts).value());
   }
-  auto made =
-      state_.host_values(state_.rank() == source_);  // the source's values are still being copied then
+  // At the source this only enqueues the copies of its values; when_reached() below waits for them.
+  auto made = state_.host_values(state_.rank() == source_);
   if (!made.ok()) return done(made.status());
   const auto values = std::make_shared<const HostValues>(std::move(made).value());
   auto end_start = [this, plan, done](const Status& status) {
     if (!status.ok() || state_.started) return done(status);
     if (Status applied = state_.apply_plan(*plan); !applied.ok()) return done(applied);
     state_.started = true;
-    placement_.note();
+    placement_.note_held();
     state_.log->info("started: " + counted(state_.model.parameters.size(), "parameter") + " in " +
                      counted(state_.step.plan().size(), "bucket") + ", strategy " +
                      plan->strategy.describe() + ", " + std::to_string(state_.step.buffer_bytes()) +

@@ -22,16 +22,18 @@ class Start {
 
   Start(EngineState& state, StatePlacement& placement)
       : state_(state), placement_(placement), teams_(state) {}
-  // The start is pending from now on, until it ends. run() follows, or, for a worker that joins, end().
+  // The start is pending from now on, until end(). run() follows, unless this worker joins a running job and
+  // gets the state in its first view.
   void begin(const StrategySpec& strategy, Done done, const CallOptions& options) {
     pending_ = Pending{strategy, options, std::move(done)};
   }
   bool pending() const { return pending_.has_value(); }
+  // Of the pending start.
   const StrategySpec& strategy() const { return pending_->strategy; }
   const CallOptions& options() const { return pending_->options; }
-  uint64_t call() const { return pending_ ? pending_->call : 0; }
-  // The signature, without the learning rate, with which this worker takes part in a view. It has started, or
-  // its start is pending.
+  uint64_t call() const { return pending_ ? pending_->call : 0; }  // 0: none is pending, or it has none yet
+  // Returns the signature that this worker reports in a new view, without the learning rate. This worker has
+  // started, or its start is pending.
   std::string present_signature() const;
   // Runs the pending start with all workers of the view; again in each view that begins before it has ended.
   void run();
@@ -47,14 +49,14 @@ class Start {
     Done done;
     uint64_t call = 0;
   };
-  struct Compared {  // what run() compares
+  struct Own {  // of this worker, in run()
     std::string signature;
     Status unusable;  // why this worker's plan cannot be used
     std::shared_ptr<const Plan> plan;
   };
 
-  void on_headers(const SharedCall& call, const Compared& mine,
-                  const std::vector<std::vector<std::byte>>& encoded, const Done& done);
+  void on_headers(const SharedCall& call, const Own& mine, const std::vector<std::vector<std::byte>>& encoded,
+                  const Done& done);
   void compare_signatures(const SharedCall& call, std::string mine, size_t length, Done done);
   void on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done);
   void form_teams(const SharedCall& call, std::shared_ptr<const Plan> plan, std::vector<uint32_t> gpus_of,

@@ -23,7 +23,7 @@ struct StateCopier::Transfer {
   std::shared_ptr<Call> call;
   int32_t source = 0;
   std::vector<int32_t> learners;  // that copy
-  // Each with the source.
+  // Each group includes the source.
   std::shared_ptr<const Group> group;     // all workers that copy
   std::shared_ptr<const Group> learning;  // the learners
   std::shared_ptr<const Group> whole;     // those that copy trained parameters and their state, too
@@ -102,7 +102,7 @@ void StateCopier::give(const SharedTransfer& transfer) {
       false, deadline, state_.in_view([this, deadline, transfer, copy](const Status& fetched) {
         if (!fetched.ok()) return state_.fail(fetched, true);
         if (state_.step.updates_at_owner()) {
-          copy->state.resize(state_.model.parameters.size());  // owners get theirs by place_state()
+          copy->state.resize(state_.model.parameters.size());  // owners get theirs by StatePlacement::place()
         } else {
           copy->state = state_.step.optimizer_state().on_host();
         }
@@ -114,7 +114,8 @@ void StateCopier::give(const SharedTransfer& transfer) {
       }));
 }
 
-// Before the state: a learner that has the state is none in the next view, and is given no objects there.
+// Runs before the broadcast of the state. A learner that has the state is no learner in the next view, and
+// would get no objects there.
 void StateCopier::give_objects(const SharedTransfer& transfer, std::function<void()> then) {
   const auto given = join(transfer->learners.size() + 1, [then](const Status&) { then(); });
   for (int32_t learner : transfer->learners) objects_.give(learner, given);
@@ -161,8 +162,8 @@ void StateCopier::receive(const SharedTransfer& transfer, const std::vector<View
   }
   broadcast(transfer, copy, [this, transfer, copy, reports, fetches] {
     const ViewReport& report = reports[static_cast<size_t>(transfer->source)];
-    const auto whole = state_.in_view([this, transfer, copy, report] { apply(transfer, copy, report); });
-    fetches ? fetcher_->fetch_rest(reports, report, transfer->call->deadline, whole) : whole();
+    const auto received = state_.in_view([this, transfer, copy, report] { apply(transfer, copy, report); });
+    fetches ? fetcher_->fetch_rest(reports, report, transfer->call->deadline, received) : received();
   });
 }
 

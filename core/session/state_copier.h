@@ -20,12 +20,13 @@ namespace dsgd {
 
 class StateCopier {
  public:
-  // `fetcher`: of a learner; null: this worker is none, or copies all state here.
+  // `fetcher`: of the engine, which sets and resets it. Null: this worker is no learner, or copies all state
+  // here.
   StateCopier(EngineState& state, Objects& objects, const Start& start,
               const std::unique_ptr<StateFetcher>& fetcher)
       : state_(state), objects_(objects), start_(start), fetcher_(fetcher) {}
-  // Copies what the decision says, on all workers of the view, and then calls `then`, unless another view
-  // comes. A failure fails the session.
+  // Copies state as decided; all workers of the view call it. Then calls `then`, unless another view comes or
+  // this worker's settings differ. A failure fails the session.
   void copy(const std::shared_ptr<Call>& call, const ViewDecision& decision,
             const std::vector<transport::ViewReport>& reports, std::function<void()> then);
 

@@ -26,9 +26,9 @@ void StateFetcher::begin(uint64_t signature, const CallOptions& options) {
   }
   state_.log->info("fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask(s);
-  if (const transport::Time due = state_.calls.deadline(options); due != transport::kNever) {
+  if (const transport::Time due = state_.calls.deadline(options_); due != transport::kNever) {
     timer_ = state_.loop.schedule(due, [this, alive = std::weak_ptr(alive_)] {
-      if (!alive.expired() && !in_view_ && state_.failure.ok()) end_in_time();
+      if (!alive.expired() && !in_view_ && state_.failure.ok()) on_timeout();
     });
   }
   enter_when_whole();
@@ -40,8 +40,8 @@ void StateFetcher::stop() {
   entering_ = false;
 }
 
-// The time of dsgd_start is over.
-void StateFetcher::end_in_time() {
+// The time of dsgd_start is over. stop() cancels this timer, so the start is pending here.
+void StateFetcher::on_timeout() {
   std::vector<int32_t> refusing;
   for (const Source& source : sources_) {
     if (source.refuses) refusing.push_back(source.rank);
@@ -54,8 +54,8 @@ void StateFetcher::end_in_time() {
                .with_operation("dsgd_start"));
 }
 
-// A worker that is lost does not answer, so an answer is waited for until a lease, at most; but when the
-// stream was whole, it comes after the worker's next step.
+// A lost worker does not answer, so the wait for an answer ends after one lease. When the stream was whole
+// once, the answer comes only after the worker's next step, so there is no deadline.
 void StateFetcher::ask(size_t index) {
   Source& source = sources_[index];
   const bool last = then_ != nullptr;
@@ -73,7 +73,7 @@ void StateFetcher::ask(size_t index) {
                           });
 }
 
-// The stream begins again then.
+// Asks again after a quarter of a lease. The stream begins again then.
 void StateFetcher::ask_later(size_t index, const Status& why) {
   Source& source = sources_[index];
   if (!std::exchange(source.refuses, true))

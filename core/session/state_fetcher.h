@@ -3,14 +3,14 @@
 //
 //   begin        before it is in a view: asks each worker for its part. The others give the next parts, or
 //                refuse for now (kNotNow) where all workers would fail in a new view
-//   enter        each stream was whole once, one has failed, or time is over: the engine asks the head for a
-//                view
+//   enter_now    each stream was whole once, one has failed, or the time of dsgd_start is over: the engine
+//                asks the head for a view
 //   fetch_rest   in the view, whose workers make no step without it: fetches what is left, and compares
 //                digests of the values, which the hosts may have changed
 //
-// A stream that has failed begins again in fetch_rest(), from a worker that has completed all steps. So
-// whatever happens before, the worker enters a view with the state that the others have then; they only wait
-// longer. Where a replica of any worker is on a GPU, it copies all state in the view (state_copier.h).
+// A stream that has failed begins again in fetch_rest(), from a worker that has completed all steps. So a
+// failure before the view costs only time: the others wait longer in the view. If any worker has a replica on
+// a GPU, the learner copies all state in the view instead (state_copier.h).
 #pragma once
 
 #include <cstddef>
@@ -31,16 +31,18 @@ class StateFetcher {
  public:
   using MemberList = std::vector<transport::MemberInfo>;
 
-  // `enter`: asks the head for a view. `give_up`: ends dsgd_start, whose time is over before the others have
-  // given all state.
+  // `enter`: asks the head for a view. `give_up`: ends dsgd_start with an error, because its time is over and
+  // some workers still refuse.
   StateFetcher(EngineState& state, std::function<void()> enter, std::function<void(const Status&)> give_up)
       : state_(state), enter_(std::move(enter)), give_up_(std::move(give_up)) {}
-  // `signature`: digest of this worker's, without the learning rate. `options`: of dsgd_start.
+  // `signature`: digest of this worker's signature, without the learning rate. `options`: of dsgd_start.
   void begin(uint64_t signature, const CallOptions& options);
-  void stop();                                    // dsgd_start has failed; begin() may follow
-  void check_sources(const MemberList& present);  // which may lack a worker whose state this one fetches
+  void stop();  // dsgd_start has failed; begin() may follow
+  // Asks for a view at once if `present` lacks a worker whose state this one fetches.
+  void check_sources(const MemberList& present);
   void entered_view() { in_view_ = true; }
-  // `of`: the report of a worker that has completed all steps.
+  // `of`: the report of a worker that has completed all steps. `then`, called once all state is here, may
+  // destroy the fetcher.
   void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
                   transport::Time deadline, std::function<void()> then);
   // The view changes. Answers that come are still taken.
@@ -55,25 +57,26 @@ class StateFetcher {
     uint64_t next = 0;     // answer of the stream
     uint64_t ask = 0;      // the latest; answers to earlier ones are not taken
     bool asked = false;    // an answer is awaited
-    bool whole = false;    // it has been once
+    bool whole = false;    // all of it has come once
     bool refuses = false;  // for now
     bool done = false;     // in fetch_rest()
   };
 
-  void end_in_time();
-  void ask(size_t source);
-  void ask_later(size_t source, const Status& why);
-  void on_answer(size_t source, uint64_t asked_in, uint64_t ask, const Result<transport::Message>& answer);
+  void on_timeout();
+  // `index`: of a source.
+  void ask(size_t index);
+  void ask_later(size_t index, const Status& why);
+  void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, const Result<transport::Message>& answer);
   void enter_when_whole();
   void enter_now();
-  void change_source(size_t source);
+  void change_source(size_t index);
 
   EngineState& state_;
   const std::function<void()> enter_;
   const std::function<void(const Status&)> give_up_;
   std::vector<Source> sources_;  // empty: it fetches all in the view, from one worker
   uint64_t asks_ = 0;
-  transport::TimerId timer_ = 0;  // of end_in_time()
+  transport::TimerId timer_ = 0;  // of on_timeout()
   CallOptions options_;           // of dsgd_start
   uint64_t signature_ = 0;
   bool entering_ = false;  // the head was asked for a view

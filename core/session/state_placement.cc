@@ -10,7 +10,7 @@
 namespace dsgd {
 namespace {
 
-bool holds(const std::vector<uint8_t>& held, size_t range) {
+bool holds(const HeldRanges& held, size_t range) {
   return range / 8 < held.size() && (held[range / 8] >> range % 8 & 1) != 0;
 }
 
@@ -25,20 +25,19 @@ HeldRanges StatePlacement::held_under(const Plan& plan) const {
   return held;
 }
 
-void StatePlacement::note() {
+void StatePlacement::note_held() {
   held_.clear();
   if (!state_.options.views_change || !state_.step.updates_at_owner()) return;
   if (const auto plan = state_.plan_of(state_.step.strategy(), true); plan.ok())
     held_ = held_under(plan.value());
 }
 
-// `held`: by rank.
 void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<HeldRanges>& held,
                            std::function<void()> then) {
   if (!state_.step.updates_at_owner()) return then();
-  if (state_.next_step ==
-      0) {  // all state is zero, everywhere; workers may have released ranges for another view
-    note();
+  // Before the first step all state is zero, everywhere. Workers may have released ranges for another view.
+  if (state_.next_step == 0) {
+    note_held();
     return then();
   }
   auto planned = state_.plan_of(state_.step.strategy(), true);

@@ -87,7 +87,7 @@ void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<cons
   state_.step.optimizer_state().copy(false, deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);
     if (Status applied = state_.apply_plan(*plan); !applied.ok()) return done(applied);
-    placement_.note();
+    placement_.note_held();
     state_.step.optimizer_state().copy(true, deadline, [this, plan, done](const Status& spread) {
       if (spread.ok())
         state_.log->info("strategy is " + plan->strategy.describe() + " from step " +
@@ -100,8 +100,8 @@ void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<cons
 // Optimizer state goes from the owners of its ranges to every worker.
 void StrategyChange::move_state(const std::shared_ptr<Call>& call, Done done) {
   if (!state_.step.updates_at_owner()) return done({});
-  auto planned =
-      state_.plan_of(state_.step.strategy(), true);  // a range has the same owner in any plan of the strategy
+  // A range has the same owner in any plan of the strategy.
+  auto planned = state_.plan_of(state_.step.strategy(), true);
   if (!planned.ok()) return done(planned.status());
   const auto plan = std::make_shared<const Plan>(std::move(planned).value());
   std::vector<std::pair<size_t, size_t>> gathered;  // bucket, tensor

@@ -46,15 +46,15 @@ Status of_rank(int32_t rank, const Status& reason) {
 Result<Teams> decide_teams(const std::vector<GpusOfWorker>& workers, bool demanded,
                            const std::function<void(const std::string&)>& warn) {
   std::vector<TeamMember> members(workers.size());
-  std::map<std::string, std::vector<int32_t>> candidates;  // by place
+  std::map<std::string, std::vector<int32_t>> candidates;  // by machine
   for (size_t r = 0; r < workers.size(); ++r) {
     members[r].team = static_cast<int32_t>(r);
-    if (!workers[r].gpus.devices.empty()) candidates[workers[r].place].push_back(static_cast<int32_t>(r));
+    if (!workers[r].gpus.devices.empty()) candidates[workers[r].machine].push_back(static_cast<int32_t>(r));
   }
   const auto devices_of = [&](int32_t rank) {
     return static_cast<int32_t>(workers[static_cast<size_t>(rank)].gpus.devices.size());
   };
-  for (const auto& [place, ranks] : candidates) {
+  for (const auto& [machine, ranks] : candidates) {
     int32_t devices = 0;
     for (int32_t rank : ranks) devices += devices_of(rank);
     if (devices < 2) continue;

@@ -1,4 +1,4 @@
-// The decision of all workers on which GPUs NCCL reduces over: a function of what each tells of its own.
+// The decision of all workers on which GPUs NCCL reduces over: a function of the GPUs that each reports.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,11 @@ namespace dsgd {
 
 struct GpusOfWorker {
   transport::WorkerGpus gpus;  // empty: it has none
-  std::string place;           // only workers of one place can be a team
+  std::string machine;         // a team has workers of one machine; empty on all workers: of any
 };
 
-// `workers`: by rank. A place whose GPUs cannot be a team fails if `demanded`; else `warn` gets the reason.
+// `workers`: by rank. If the GPUs of a machine cannot be a team, fails where `demanded`; else `warn` gets the
+// reason.
 Result<Teams> decide_teams(const std::vector<GpusOfWorker>& workers, bool demanded,
                            const std::function<void(const std::string&)>& warn);
 // A reason as its worker gave it, with the worker's rank.

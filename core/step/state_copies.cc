@@ -43,7 +43,8 @@ void StateCopies::send_means(size_t index) {
                                               group_.workers()));
 }
 
-// Needs the means of the bucket, and the reduced bucket. Called when either of them is complete.
+// Needs the means of the bucket, and the reduced bucket, whose trailers tell which gradients were absent.
+// Called when either of them is complete.
 void StateCopies::make(size_t index) {
   BucketCopies& copies = buckets_[index];
   if (!step_.runs() || !state_.buffers[index].progress.reduced || !copies.received ||

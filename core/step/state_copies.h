@@ -20,7 +20,7 @@ class StateCopies {
               Commit& commit, std::function<void()> made)
       : state_(state), group_(group), step_(step), tasks_(tasks), commit_(commit), made_(std::move(made)) {}
   void begin_step();
-  // The owner's range of the bucket is complete on this worker: its means go out.
+  // This worker owns a range of the bucket and has computed its mean: sends it.
   void owner_done(size_t bucket);
   // The results of the bucket are in. Its trailers tell which gradients were absent.
   void bucket_reduced(size_t bucket);

@@ -9,7 +9,7 @@
 // through StepInFlight.
 //
 // Until the commit nothing of the model has changed, so a step that fails leaves values and state as they
-// were. Gradients do not change before the step ends. It reads them when their bucket is reduced locally, and
+// were. Gradients do not change before the step ends. They are read when their bucket is reduced locally, and
 // again for exact sums, after a departure and in a new view. With one worker and one device that is not the
 // host, sums stay there, unless they are exact.
 #pragma once

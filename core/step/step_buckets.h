@@ -45,18 +45,21 @@ class StepBuckets {
               StepTrace& trace, DevicePath& devices, HalfWire& wire, Commit& commit,
               std::function<void()> progressed);
   void begin_step();
-  // Starts buckets that are ready, as far as the header allows, and the work behind buckets that are done.
+  // Starts buckets whose gradients are marked, unless they must wait for the header. Then starts the gathers
+  // of teams, "all enqueued" and the reports, if they are due.
   void launch();
-  // A worker of the group has left: the ends of all operations so far mean nothing.
+  // A worker of the group has left: ignores the results and failures of all buckets that have begun to
+  // travel. go_on() restarts these buckets.
   void begin_second_attempt();
-  // Of a bucket, before the header was done. The step fails with it if the headers agree.
+  // The first failure of a bucket before the header was done; OK: none. The step fails with it if the headers
+  // agree.
   const Status& failure() const { return progress_.failure; }
-  // The header is done.
+  // The header is done: restarts buckets in a second attempt, releases those that wait for it, starts others.
   void go_on();
   // Everything that the commit needs of the buckets is in: sums, reports, copies of the owners' state.
   bool complete() const;
 
-  // The step ends or is suspended.
+  // Forgets the tasks that wait for the header, since the step ends or is suspended.
   void forget_held();
   // Tells the peers that this worker does not complete the operations that it has begun, nor begin those of
   // the next bucket.

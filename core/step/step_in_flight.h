@@ -1,5 +1,5 @@
-// The step in flight, for the parts of a step that wait: whether it still runs, and where failures go. A
-// failure ends the step, mostly within the call.
+// The step in flight, for the parts of a step that wait: whether it still runs, and where they report
+// failures. A report may end the step before it returns, and its end may begin the next step.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// The times of a step, as others see them: the counters of steps (metrics/counters.h), and the session's
-// trace with the phases of each step and of its buckets. The step says when a phase has ended.
+// Measures the phases of each step and of its buckets, for the counters of steps (metrics/counters.h) and the
+// session's trace. Each function but the accessors is called when a phase begins or ends.
 #pragma once
 
 #include <cstddef>

@@ -73,20 +73,21 @@ void Connection::link_written() { advance(); }
 
 // RPC keeps a message as long as the peer may still use its results. If such messages fill the receive
 // memory, the peer's message that releases them cannot be read either, and the connection cannot recover.
-// That is so if two looks in a row find that this side holds no message, and that none has come in between.
-// A single look may come just when a message is on its way through KJ's queue.
+// The connection ends if two looks in a row find no message in use on this side, and nothing has moved
+// between them. One look is not enough: a message may be on its way through KJ's queue.
 void Connection::link_starved() {
+  stuck_at_.reset();  // a call while the timer runs: memory was freed meanwhile, and others have taken it
   if (state_ == State::kEnded || starving_) return;
-  stuck_at_.reset();
   starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
 }
 
 void Connection::check_starved() {
   starving_ = 0;
   if (!link_ || !link_->starved()) return;
-  const uint64_t received = link_->received();
-  if (holds_messages() || stuck_at_ != received) {
-    stuck_at_ = holds_messages() ? std::nullopt : std::optional(received);
+  std::optional<uint64_t> stuck_at;
+  if (!holds_messages()) stuck_at = link_->received();
+  if (!stuck_at || stuck_at != stuck_at_) {
+    stuck_at_ = stuck_at;
     starving_ = loop().schedule(loop().now() + kStarving, [this] { check_starved(); });
     return;
   }

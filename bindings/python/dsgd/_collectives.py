@@ -91,7 +91,7 @@ class Collectives:
         with self._counted(element_counts) as (size, counts):
             if receive is None:
                 rank = _raw.dsgd_rank(self._handle.pointer)  # perhaps of a later view than `size`
-                receive = _new_array((source.count // size if counts is None else sum(counts[rank : rank + 1]),), source)
+                receive = _new_array((source.count // size if counts is None else sum(list(counts)[rank : rank + 1]),), source)
             target = _same_dtype(source, Buffer(receive, "receive", any_device=True).require_writable("receive"))
             return Operation(
                 self._handle, (source, target), lambda _: receive,

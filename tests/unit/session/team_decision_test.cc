@@ -6,11 +6,12 @@ namespace dsgd {
 namespace {
 
 // A worker with GPUs of these identities.
-GpusOfWorker worker_with(std::vector<uint8_t> gpus, const std::string& place = "", int32_t version = 22800) {
+GpusOfWorker worker_with(std::vector<uint8_t> gpus, const std::string& machine = "",
+                         int32_t version = 22800) {
   GpusOfWorker worker;
   worker.gpus.version = version;
   for (const uint8_t gpu : gpus) worker.gpus.devices.push_back({gpu});
-  worker.place = place;
+  worker.machine = machine;
   return worker;
 }
 
@@ -43,7 +44,7 @@ TEST(TeamDecision, WorkersWithGpusAreOneTeamInTheOrderOfRanks) {
   EXPECT_EQ(last.size, 3);
 }
 
-TEST(TeamDecision, EachPlaceHasATeamOfItsOwn) {
+TEST(TeamDecision, EachMachineHasATeamOfItsOwn) {
   const Decided all = decided({worker_with({1}, "a"), worker_with({1}, "b"), worker_with({2}, "a"),
                                worker_with({2}, "b"), worker_with({3}, "c")});
   ASSERT_TRUE(all.failure.ok()) << all.failure.message();
