@@ -27,14 +27,16 @@
 #include <dsgd/dsgd.h>
 
 #include "tests/loopback_socket.h"
+#include "tests/unit/sanitizer.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLease{1000};
-constexpr milliseconds kBusyMachine{3000};  // what scheduling may add
+// A sanitizer makes the workers several times as slow.
+constexpr milliseconds kLease{dsgd_test::kSanitized ? 3000 : 1000};
+constexpr milliseconds kBusyMachine{dsgd_test::kSanitized ? 15000 : 3000};  // what scheduling may add
 
 class Process {
  public:
