@@ -54,7 +54,7 @@ void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<v
       checkpoint->call,
       shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
       transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
-      [this, checkpoint, take](const Status& status, const std::vector<std::vector<std::byte>>& all) {
+      [this, checkpoint, take](const Status& status, const Calls::Parts& all) {
         if (!status.ok()) return queue_.end(checkpoint, status);
         Reports reports;
         for (size_t rank = 0; rank < all.size(); ++rank) {

@@ -225,7 +225,7 @@ class Engine final : public SessionEvents {
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   void report();
   void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
-  void on_reports(const std::shared_ptr<Call>& call, const std::vector<std::vector<std::byte>>& encoded);
+  void on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded);
   void report_samples(transport::ViewReport* mine) const;
   Status deal_samples(const std::vector<transport::ViewReport>& reports, bool over);
   void copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,

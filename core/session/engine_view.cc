@@ -153,12 +153,11 @@ void Engine::report() {
   report_samples(&mine);
   // A number that no call of the host reaches, and another one in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
-  state_.calls.exchange(
-      call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(mine),
-      "the change to view " + std::to_string(view()),
-      state_.in_view([this, call](const Status& status, const std::vector<std::vector<std::byte>>& all) {
-        status.ok() ? on_reports(call, all) : on_missing_report(call, status);
-      }));
+  state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
+                        transport::encode(mine), "the change to view " + std::to_string(view()),
+                        state_.in_view([this, call](const Status& status, const Calls::Parts& all) {
+                          status.ok() ? on_reports(call, all) : on_missing_report(call, status);
+                        }));
 }
 
 // A worker whose report is missing because it has closed its session left in an earlier view: the head was
@@ -173,8 +172,7 @@ void Engine::on_missing_report(const std::shared_ptr<Call>& call, const Status& 
   });
 }
 
-void Engine::on_reports(const std::shared_ptr<Call>& call,
-                        const std::vector<std::vector<std::byte>>& encoded) {
+void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded) {
   const auto reports = decode_reports(encoded);
   if (!reports.ok()) return fail(reports.status(), true);
   const auto decided = decide(reports.value(), state_.mesh->members(), state_.view_cause);

@@ -42,16 +42,16 @@ void Start::run() {
     return form_teams(call, mine.plan, {gpus}, done);
   }
   const transport::StartHeader header{digest_of(mine.signature), mine.signature.size(), replicas, gpus};
-  state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0),
-                        transport::encode(header), "dsgd_start",
-                        [this, call, mine = std::move(mine), done](
-                            const Status& status, const std::vector<std::vector<std::byte>>& all) {
-                          status.ok() ? on_headers(call, mine, all, done) : done(status);
-                        });
+  state_.calls.exchange(
+      call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(header),
+      "dsgd_start",
+      [this, call, mine = std::move(mine), done](const Status& status, const Calls::Parts& all) {
+        status.ok() ? on_headers(call, mine, all, done) : done(status);
+      });
 }
 
-void Start::on_headers(const SharedCall& call, const Own& mine,
-                       const std::vector<std::vector<std::byte>>& encoded, const Done& done) {
+void Start::on_headers(const SharedCall& call, const Own& mine, const Calls::Parts& encoded,
+                       const Done& done) {
   bool equal = true;
   std::vector<uint32_t> gpus_of;
   transport::StartHeader first;
@@ -101,18 +101,17 @@ void Start::compare_signatures(const SharedCall& call, std::string mine, size_t 
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::string difference = first_difference(text_of(*theirs), mine, state_.rank());
-        state_.calls.exchange(
-            call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1), bytes_of(difference),
-            "dsgd_start",
-            [this, done](const Status& status, const std::vector<std::vector<std::byte>>& differences) {
-              status.ok() ? on_differences(differences, done) : done(status);
-            });
+        state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1),
+                              bytes_of(difference), "dsgd_start",
+                              [this, done](const Status& status, const Calls::Parts& differences) {
+                                status.ok() ? on_differences(differences, done) : done(status);
+                              });
       });
 }
 
 // `differences`: by rank, the first from rank 0; empty: there is none. A worker that has joined later fails
 // alone if it differs.
-void Start::on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done) {
+void Start::on_differences(const Calls::Parts& differences, const Done& done) {
   // If all others differ from rank 0, it is the odd one.
   const bool all_differ =
       differences.size() > 2 && std::none_of(differences.begin() + 1, differences.end(),

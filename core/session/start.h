@@ -55,10 +55,9 @@ class Start {
     std::shared_ptr<const Plan> plan;
   };
 
-  void on_headers(const SharedCall& call, const Own& mine, const std::vector<std::vector<std::byte>>& encoded,
-                  const Done& done);
+  void on_headers(const SharedCall& call, const Own& mine, const Calls::Parts& encoded, const Done& done);
   void compare_signatures(const SharedCall& call, std::string mine, size_t length, Done done);
-  void on_differences(const std::vector<std::vector<std::byte>>& differences, const Done& done);
+  void on_differences(const Calls::Parts& differences, const Done& done);
   void form_teams(const SharedCall& call, std::shared_ptr<const Plan> plan, std::vector<uint32_t> gpus_of,
                   const Done& done);
   void give_values(const SharedCall& call, std::shared_ptr<const Plan> plan, Done done);

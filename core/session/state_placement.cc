@@ -124,8 +124,8 @@ void StatePlacement::agree(const std::shared_ptr<Call>& call, std::shared_ptr<co
   }
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 1), {},
                         "the change to view " + std::to_string(state_.view()),
-                        state_.in_view([this, plan, mine, more, then = std::move(then)](
-                                           const Status& status, const std::vector<std::vector<std::byte>>&) {
+                        state_.in_view([this, plan, mine, more, then = std::move(then)](const Status& status,
+                                                                                        const Calls::Parts&) {
                           if (!status.ok()) return state_.fail(status, true);
                           held_ = mine;
                           if (more) {

@@ -54,9 +54,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
     return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
   state_.calls.exchange(
       call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
-      "dsgd_strategy_set",
-      [this, call, plan, unusable, done](const Status& status,
-                                         const std::vector<std::vector<std::byte>>& all) {
+      "dsgd_strategy_set", [this, call, plan, unusable, done](const Status& status, const Calls::Parts& all) {
         if (!status.ok()) return done(status);
         for (size_t rank = 1; rank < all.size(); ++rank) {
           if (all[rank] == all[0]) continue;

@@ -69,8 +69,7 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
     for (const auto& gpu : gpus()) own.devices.push_back(std::to_array(gpu->identity().bytes));
     mine = transport::encode(own);
   }
-  const auto gathered = [this, call, gpus_of, demanded, done](
-                            const Status& status, const std::vector<std::vector<std::byte>>& all) {
+  const auto gathered = [this, call, gpus_of, demanded, done](const Status& status, const Calls::Parts& all) {
     if (!status.ok()) return done(status);
     const auto workers = read(all, gpus_of);
     if (!workers.ok()) return done(workers.status());
@@ -85,7 +84,7 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
 }
 
 // `encoded`: the messages of all workers, by rank.
-Result<std::vector<GpusOfWorker>> TeamFormation::read(const std::vector<std::vector<std::byte>>& encoded,
+Result<std::vector<GpusOfWorker>> TeamFormation::read(const Calls::Parts& encoded,
                                                       const std::vector<uint32_t>& gpus_of) const {
   const bool by_node = state_.mesh && !state_.options.internode_nccl;
   std::vector<GpusOfWorker> workers(encoded.size());
@@ -132,8 +131,7 @@ void TeamFormation::join(const std::shared_ptr<Call>& call, Teams teams, Done do
     mine.failure = id.status();
     if (id.ok()) mine.communicator = std::to_array(id.value().bytes);
   }
-  const auto told = [this, member, joining, joined, done](const Status& status,
-                                                          const std::vector<std::vector<std::byte>>& all) {
+  const auto told = [this, member, joining, joined, done](const Status& status, const Calls::Parts& all) {
     if (!status.ok()) return done(status);
     if (!joining) return joined({});
     auto theirs = transport::decode_team_invitation(all[static_cast<size_t>(member.team)]);

@@ -27,7 +27,7 @@ class TeamFormation {
 
  private:
   Result<device::Device::CommunicatorLibrary> communicator_library() const;
-  Result<std::vector<GpusOfWorker>> read(const std::vector<std::vector<std::byte>>& encoded,
+  Result<std::vector<GpusOfWorker>> read(const Calls::Parts& encoded,
                                          const std::vector<uint32_t>& gpus_of) const;
   void join(const std::shared_ptr<Call>& call, Teams teams, Done done);
 
