@@ -43,7 +43,7 @@ class Mesh {
   const Members& members() const { return peers.members(); }
   // Ends all operations; tells no peer.
   void fail(const Status& cause) {
-    operations.fail_all(cause);
+    operations.fail_session(cause);
     // Data of operations that have ended here may still wait for a connection, and no peer needs it any more.
     peers.drop_unsent();
   }

@@ -22,10 +22,10 @@ bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
 }
 
-// Returns whether a peer refused a chunk because the job goes on in another view, with or without this
-// worker. The head tells this worker, too.
-bool is_change_of_view(const Status& refusal) {
-  return refusal.code() == Code::kViewChanged || refusal.code() == Code::kEvicted;
+// Returns whether this worker hears of the cause of a refusal from elsewhere: of a session that has ended
+// from the peer or the head, of a broken connection by its end, of another view from the head.
+bool is_told_elsewhere(const Status& refusal) {
+  return is_break(refusal) || refusal.code() == Code::kViewChanged || refusal.code() == Code::kEvicted;
 }
 
 }  // namespace
@@ -87,15 +87,15 @@ void Operations::ended(Task& task, const Status& status) {
   const auto done = std::move(task.done_);
   if (!status.ok()) {
     peers_.revoke(number);
-    peers_.discard(number, status);
-    task.drop_chunks(status);
+    peers_.discard(number, refusal_for(status));
+    task.drop_chunks(refusal_for(status));
     history_.note_failure(number, status);
     for (int32_t rank : missing_ranks(operation)) {
       if (!operation.peer_has_begun[rank]) end_wait(operation, rank, true);
     }
   }
   for (Parked& chunk : std::exchange(operation.parked, {}))
-    chunk.receipt->finish(status.ok() ? refusal(chunk.source, chunk.header) : status);
+    chunk.receipt->finish(status.ok() ? refusal(chunk.source, chunk.header) : refusal_for(status));
   history_.end_operation(number);
   destroy_later();
   if (done) done(status);
@@ -176,7 +176,12 @@ void Operations::end_call(uint64_t call, const Status& cause) {
 
 void Operations::fail_all(const Status& cause) {
   end_open(0, kAll, cause);
-  for (auto& [number, operation] : std::exchange(table_, {})) refuse_parked(operation, cause);
+  for (auto& [number, operation] : std::exchange(table_, {})) refuse_parked(operation, refusal_for(cause));
+}
+
+void Operations::fail_session(const Status& cause) {
+  session_refusal_ = peers_.options().views_change ? session_closed() : cause;
+  fail_all(cause);
 }
 
 void Operations::drop_chunks() {
@@ -189,6 +194,7 @@ void Operations::refuse_parked(Operation& operation, const Status& cause) {
 }
 
 Status Operations::refusal(int32_t source, const BulkHeader& header) const {
+  if (!session_refusal_.ok()) return session_refusal_;
   if (const Status* failure = history_.failure_of(header.operation)) return *failure;
   const int32_t rank = peers_.rank();
   return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " +
@@ -212,8 +218,7 @@ void Operations::send(int32_t rank, const BulkHeader& header, std::span<const st
                 Operation* const open = alive.expired() ? nullptr : find_open(number);
                 if (!open) return;
                 if (!status.ok()) {
-                  // A broken connection is reported by its end, not here.
-                  if (!is_break(status) && !is_change_of_view(status)) fail(*open->task, status);
+                  if (!is_told_elsewhere(status)) fail(*open->task, status);
                   return;
                 }
                 if (const auto answered = open->sends.extract(send)) answered.mapped().done(status);
@@ -316,7 +321,7 @@ void Operations::on_operation_failed(const transport::OperationFailed& message) 
 
 void Operations::on_refused(uint64_t number, const Status& why) {
   Operation* const open = find_open(number);
-  if (open && !is_change_of_view(why)) fail(*open->task, why);
+  if (open && !is_told_elsewhere(why)) fail(*open->task, why);
 }
 
 // A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error

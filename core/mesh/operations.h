@@ -43,8 +43,12 @@ class Operations final : public OperationEvents {
   // get no message.
   void end_call(uint64_t call, const Status& cause);
   // Fails all open operations and refuses parked chunks; tells no peer. Before a new view all peers do the
-  // same by themselves. When the session has failed, the owner refuses later operations.
+  // same by themselves.
   void fail_all(const Status& cause);
+  // The same, because this session has failed; the owner refuses later operations. Where views change, the
+  // peers' operations may go on without this worker. So they get no cause with the refusal: they hear of it
+  // from the head, or by SessionFailed.
+  void fail_session(const Status& cause);
   // All workers of the view begin with this call; earlier calls of its channel have ended.
   void skip_to(uint64_t call) { history_.skip_to(call); }
   void drop_chunks();  // before the network ends
@@ -136,6 +140,10 @@ class Operations final : public OperationEvents {
   void end_wait(const Operation& operation, int32_t rank, bool failed);
   std::vector<int32_t> missing_ranks(const Operation& operation) const;
   static void refuse_parked(Operation& operation, const Status& cause);
+  // The refusal of chunks of an operation that ends because of `cause`.
+  const Status& refusal_for(const Status& cause) const {
+    return session_refusal_.ok() ? cause : session_refusal_;
+  }
   // The refusal of a chunk of an operation that has ended.
   Status refusal(int32_t source, const transport::BulkHeader& header) const;
 
@@ -167,6 +175,7 @@ class Operations final : public OperationEvents {
   std::multimap<uint64_t, Operation> done_;  // ended operations that may be on the call stack
   bool destruction_posted_ = false;          // a posted task will destroy them
   History history_;
+  Status session_refusal_;  // of all chunks, since this session has failed; OK: it has not
   uint64_t next_send_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };

@@ -193,7 +193,8 @@ Status EngineState::spread_values(const HostValues& values) {
 
 bool EngineState::has_joined_later(int32_t rank) const {
   const auto& members = mesh->members().view().members;
-  return members[static_cast<size_t>(rank)].number >= options.num_workers &&
+  const size_t index = static_cast<size_t>(rank);  // a peer may have named any
+  return index < members.size() && members[index].number >= options.num_workers &&
          members[0].number < options.num_workers;
 }
 

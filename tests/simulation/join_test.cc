@@ -319,11 +319,11 @@ TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
 }
 
 // Steps until the others have ended, or for `steps`.
-bool step_on(Cluster& cluster, Session& session, int worker, int steps) {
+bool step_on(Cluster& cluster, Session& session, int worker, int steps, Duration pause = 10ms) {
   StepResult result;
   for (int k = 0; k < steps && !result.all_done; ++k) {
     if (!cluster.note(worker, "step", [&] { return session.step(1, &result); })) return false;
-    cluster.pass_time(worker, 10ms);
+    cluster.pass_time(worker, pause);
   }
   return true;
 }
@@ -354,6 +354,31 @@ TEST(JoiningBeforeTheStart, AWorkerWithOtherSettingsFailsAlone) {
     ASSERT_TRUE(start) << cluster.history(3);
     EXPECT_EQ(start->status.code(), Code::kMismatch);
     EXPECT_THAT(start->status.message(), HasSubstr("this worker cannot join the running job"));
+    EXPECT_THAT(start->status.message(), HasSubstr("reproducible"));
+  }
+}
+
+// The others may have begun a step of the view that the newcomer is in when it fails.
+TEST(Joining, AWorkerWithOtherSettingsFailsAloneWhileTheOthersTrain) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    ClusterOptions options{.workers = 3, .joiners = 1, .separate_head = true, .seed = seed};
+    options.settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "4"}};
+    options.network.delay = {1ms, 1ms};
+    options.own_settings[3] = {{"reproducible", "1"}};
+    Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+      add_model(session);
+      if (cluster.note(worker, "start", [&] { return session.start(); }))
+        step_on(cluster, session, worker, 500, 1ms);
+    });
+    ASSERT_TRUE(cluster.run_until_noted(0, "step", 30s)) << cluster.history(0);
+    cluster.start_worker(3);
+    EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+    for (int worker = 0; worker < 3; ++worker)
+      EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+    const NotedCall* const start = cluster.call(3, "start");
+    ASSERT_TRUE(start) << cluster.history(3);
+    EXPECT_EQ(start->status.code(), Code::kMismatch);
     EXPECT_THAT(start->status.message(), HasSubstr("reproducible"));
   }
 }
