@@ -121,8 +121,9 @@
  *              DSGD_ERR_VIEW_CHANGED. Later ones fail with it, too, until the workers of the new view have
  *              agreed on its state. After that one more call fails, unless the result of a step has already
  *              shown the new view to this worker. A call that fails here may have succeeded on other workers.
- *              So use a channel other than 0 for collectives between steps, and go on without a call that has
- *              failed. Repeat it only if all workers repeat it. A step has its full timeout again in each
+ *              So use a channel other than 0 for collectives between steps. When a call has failed, go on
+ *              with the next step, and make no other collective before it: a worker that has joined makes
+ *              none. Repeat a call only if all workers repeat it. A step has its full timeout again in each
  *              view. A lost worker that still runs fails with DSGD_ERR_EVICTED, and can only join another
  *              job. Data shards deal the samples that a lost worker has not used to the others.
  *              If the key `straggler_timeout` is set, the head evicts a worker for which all others have
@@ -1263,7 +1264,8 @@ DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
 /* Loads a checkpoint into a started session, whose next step is then the one after the checkpoint.
  * Collective: all workers call it between the same steps; usually right after dsgd_start. In a worker that
  * has joined a running job, a call before its first step does nothing: it holds the state of the others
- * already.
+ * already. So no worker should join between the dsgd_start of the others and the end of their load: the load
+ * fails with DSGD_ERR_VIEW_CHANGED, and repeated it would wait for the new worker. Start the job again then.
  *
  * `folder` is DIR, whose newest checkpoint is loaded, or one checkpoint DIR/step-NNNNNNNNNN; NULL:
  * `checkpoint_dir`. The number of workers, the strategy, the devices and the number of replicas may differ
