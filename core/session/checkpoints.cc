@@ -32,21 +32,23 @@ Status Checkpoints::begin(const SharedCall& checkpoint) {
   return {};
 }
 
-Status Checkpoints::name_worker(int32_t rank, const Status& why, Kind kind) const {
-  if (!state_.mesh) return why;
-  return Status(why.code(), state_.mesh->members().name(rank) + ": " + why.message())
-      .with_rank(rank, state_.mesh->members().host_of(rank))
-      .with_operation(kind_name(kind));
+Status Checkpoints::first_error(const Reports& reports, Kind kind, const Check& check) const {
+  for (size_t index = 0; index < reports.size(); ++index) {
+    const Status why = check(reports[index]);
+    if (why.ok()) continue;
+    if (!state_.mesh) return why;
+    const int32_t rank = static_cast<int32_t>(index);
+    return Status(why.code(), state_.mesh->members().name(rank) + ": " + why.message())
+        .with_rank(rank, state_.mesh->members().host_of(rank))
+        .with_operation(kind_name(kind));
+  }
+  return {};
 }
 
 void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<void(const Reports&)> then) {
   const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
-    for (size_t rank = 0; rank < reports.size(); ++rank) {
-      if (reports[rank].failure.ok()) continue;
-      return queue_.end(checkpoint,
-                        name_worker(static_cast<int32_t>(rank), reports[rank].failure, checkpoint->kind));
-    }
-    then(reports);
+    const Status failed = first_error(reports, checkpoint->kind, [](const auto& one) { return one.failure; });
+    failed.ok() ? then(reports) : queue_.end(checkpoint, failed);
   };
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
   if (!state_.mesh) return take({checkpoint->mine});

@@ -38,6 +38,7 @@ class Checkpoints {
  private:
   using SharedCall = std::shared_ptr<CheckpointCall>;
   using Reports = std::vector<transport::CheckpointReport>;
+  using Check = std::function<Status(const transport::CheckpointReport&)>;
 
   // Common to both.
   SharedCall new_call(Kind kind, const std::string& folder, const CallOptions& options) const;
@@ -45,7 +46,8 @@ class Checkpoints {
   // Tells the others what this worker has done. A failure of any worker ends the call on all of them.
   void exchange_reports(const SharedCall& checkpoint, std::function<void(const Reports&)> then);
   std::vector<size_t> states_by_parameter() const;
-  Status name_worker(int32_t rank, const Status& why, Kind kind) const;
+  // Returns the first error that `check` finds in a report, with the worker's name; OK: it finds none.
+  Status first_error(const Reports& reports, Kind kind, const Check& check) const;
   // Saving (checkpoints_save.cc).
   void start_save(const SharedCall& checkpoint);
   void describe_model(CheckpointCall* checkpoint) const;

@@ -88,19 +88,15 @@ void Checkpoints::start_load(const SharedCall& checkpoint) {
         checkpoint->mine.step = checkpoint->found.manifest.step;
         checkpoint->mine.checksum = checkpoint->found.checksum;
         exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
-          for (size_t rank = 1; rank < reports.size(); ++rank) {
-            if (reports[rank].checksum == reports[0].checksum) continue;
-            return queue_.end(
-                checkpoint,
-                name_worker(
-                    static_cast<int32_t>(rank),
-                    Status(Code::kMismatch,
-                           "it finds the checkpoint of step " + std::to_string(reports[rank].step) +
-                               ", but rank 0 another one, of step " + std::to_string(reports[0].step) +
-                               "; give all workers one folder on a file system that they share"),
-                    checkpoint->kind));
-          }
-          read(checkpoint);
+          const Status differs =
+              first_error(reports, checkpoint->kind, [&first = reports[0]](const auto& one) {
+                if (one.checksum == first.checksum) return Status();
+                return Status(Code::kMismatch,
+                              "it finds the checkpoint of step " + std::to_string(one.step) +
+                                  ", but rank 0 another one, of step " + std::to_string(first.step) +
+                                  "; give all workers one folder on a file system that they share");
+              });
+          differs.ok() ? read(checkpoint) : queue_.end(checkpoint, differs);
         });
       });
 }

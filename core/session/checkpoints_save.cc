@@ -145,17 +145,14 @@ void Checkpoints::prepare_folder(const SharedCall& checkpoint) {
   const auto prepared = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
     exchange_reports(checkpoint, [this, checkpoint](const Reports& reports) {
-      for (size_t rank = 1; rank < reports.size(); ++rank) {
-        if (reports[rank].step == reports[0].step) continue;
-        return queue_.end(
-            checkpoint,
-            name_worker(
-                static_cast<int32_t>(rank),
-                Status(Code::kMismatch, "it saves after " + std::to_string(reports[rank].step) +
-                                            " steps, but rank 0 after " + std::to_string(reports[0].step) +
-                                            "; all workers call dsgd_checkpoint_save between the same steps"),
-                checkpoint->kind));
-      }
+      const uint64_t first = reports[0].step;
+      const Status differs = first_error(reports, checkpoint->kind, [first](const auto& one) {
+        if (one.step == first) return Status();
+        return Status(Code::kMismatch, "it saves after " + std::to_string(one.step) +
+                                           " steps, but rank 0 after " + std::to_string(first) +
+                                           "; all workers call dsgd_checkpoint_save between the same steps");
+      });
+      if (!differs.ok()) return queue_.end(checkpoint, differs);
       if (state_.rank() == 0) note_data_shards(reports, checkpoint->ledgers, &checkpoint->manifest);
       write_file(checkpoint);
     });
