@@ -197,7 +197,7 @@ void Pipe::read() {
   kernel_.trace(static_cast<uint64_t>(packet.kind) << 56 | packet.id);
   kernel_.trace(packet.offset);
   kernel_.trace_bytes(packet.header.data(), packet.header.size());
-  kernel_.trace_bytes(packet.body.data(), packet.body.size());
+  kernel_.trace(checksum_);  // up to the end of this piece
   unread_ -= size;
   schedule_write();
   schedule_read();

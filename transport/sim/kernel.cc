@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "transport/sim/connection.h"
 #include "transport/sim/program.h"
@@ -22,10 +23,9 @@ Kernel::~Kernel() {
     }
   }
   ending_ = true;
-  auto queue = std::exchange(queue_, {});
-  times_.clear();
+  auto events = std::exchange(events_, {});
   for (const auto& process : processes_) std::exchange(process->held, {}).clear();
-  queue.clear();
+  events.clear();
   std::exchange(connections_, {}).clear();
 }
 
@@ -33,52 +33,57 @@ uint64_t Kernel::at(Time when, Process* process, std::shared_ptr<LoopState> loop
                     Task task) {
   if (ending_) return 0;
   const uint64_t id = next_event_++;
-  when = std::max(when, now_);
-  queue_.emplace(std::pair(when, id), Event{process, std::move(loop), what, std::move(task)});
-  times_.emplace(id, when);
+  enqueue(std::max(when, now_), id, Event{process, std::move(loop), what, std::move(task)});
   return id;
 }
 
+void Kernel::enqueue(Time when, uint64_t id, Event event) {
+  queue_.emplace(when, id);
+  events_.emplace(id, std::move(event));
+}
+
+void Kernel::drop_cancelled() {
+  while (!queue_.empty() && !events_.contains(queue_.top().second)) queue_.pop();
+}
+
 void Kernel::cancel(uint64_t event) {
-  if (auto found = times_.find(event); found != times_.end()) {
-    queue_.erase({found->second, event});
-    times_.erase(event);
-    return;
-  }
+  // The task is destroyed when the queue is consistent again, as in drop_events_of().
+  if (const auto cancelled = events_.extract(event)) return;
   for (const auto& process : processes_) {
     std::erase_if(process->held, [&](const auto& entry) { return entry.first == event; });
   }
 }
 
 void Kernel::drop_events_of(const LoopState* loop) {
-  // The tasks are destroyed after the queue is consistent again: what they hold may act on the kernel.
-  std::vector<Event> dropped;
-  for (auto entry = queue_.begin(); entry != queue_.end();) {
-    if (entry->second.loop.get() != loop) {
-      ++entry;
-      continue;
+  // The tasks are destroyed in the order of their numbers, and after the queue is consistent again: what they
+  // hold may act on the kernel.
+  std::map<uint64_t, Event> dropped;
+  for (auto entry = events_.begin(); entry != events_.end();) {
+    const auto next = std::next(entry);
+    if (entry->second.loop.get() == loop) {
+      dropped.emplace(entry->first, std::move(entry->second));
+      events_.erase(entry);
     }
-    times_.erase(entry->first.second);
-    dropped.push_back(std::move(entry->second));
-    entry = queue_.erase(entry);
+    entry = next;
   }
   for (const auto& process : processes_) {
-    for (auto& entry : process->held) {
-      if (entry.second.loop.get() == loop) dropped.push_back(std::exchange(entry.second, {}));
+    for (auto& [id, event] : process->held) {
+      if (event.loop.get() == loop) dropped.emplace(id, std::exchange(event, {}));
     }
     std::erase_if(process->held, [](const auto& entry) { return !entry.second.task; });
   }
+  while (!dropped.empty()) dropped.erase(dropped.begin());
 }
 
 bool Kernel::step(Time limit) {
-  if (queue_.empty() || queue_.begin()->first.first > limit) {
+  drop_cancelled();
+  if (queue_.empty() || queue_.top().first > limit) {
     if (limit != kNever) now_ = std::max(now_, limit);
     return false;
   }
-  auto node = queue_.extract(queue_.begin());
-  const auto [when, id] = node.key();
-  Event event = std::move(node.mapped());
-  times_.erase(id);
+  const auto [when, id] = queue_.top();
+  queue_.pop();
+  Event event = std::move(events_.extract(id).mapped());
   now_ = when;
   Process* process = event.process;
   if (process != nullptr && (process->paused || (process->dead && !process->finishing))) {
@@ -98,7 +103,7 @@ void Kernel::run(Event& event) {
   event.task();
   current_loop_ = outer;
   event.task = nullptr;  // what it holds is released before a program looks
-  if (event.process != nullptr) wake_programs(event.process);
+  if (event.process != nullptr) wake_programs(*event.process);
 }
 
 void Kernel::require_loop(const LoopState* loop, const char* what) const {
@@ -193,10 +198,7 @@ void Kernel::resume(Process& process) {
 void Kernel::release_held(Process& process) {
   auto held = std::move(process.held);
   process.held.clear();
-  for (auto& [id, event] : held) {
-    queue_.emplace(std::pair(now_, id), std::move(event));
-    times_.emplace(id, now_);
-  }
+  for (auto& [id, event] : held) enqueue(now_, id, std::move(event));
 }
 
 void Kernel::kill(Process& process, Death death) {
@@ -222,6 +224,7 @@ void Kernel::finish_killed(Process& process) {
 void Kernel::start_program(Process& process, std::function<void()> run) {
   programs_.push_back(std::make_unique<Program>(&process, std::move(run)));
   Program* const program = programs_.back().get();
+  process.programs.push_back(program);
   at(now_ + random_.between(Duration(0), std::chrono::microseconds(100)), &process, nullptr, "program",
      [program] { program->run(); });
 }
@@ -252,18 +255,18 @@ bool Kernel::wait(Process& process, const std::atomic<bool>& done, Time deadline
     return done;
   }
   while (!done && now_ < deadline && (step(deadline) || now_ < deadline)) {
-    if (queue_.empty() && deadline == kNever) break;  // nothing can end this wait any more
+    if (events_.empty() && deadline == kNever) break;  // nothing can end this wait any more
   }
   return done;
 }
 
-void Kernel::wake_programs(const Process* process) {
-  for (const auto& program : programs_) {
-    if (program->process() != process || program->awaited == nullptr || !*program->awaited) continue;
+void Kernel::wake_programs(const Process& process) {
+  for (Program* const program : process.programs) {
+    if (program->awaited == nullptr || !*program->awaited) continue;
     program->awaited = nullptr;
     if (program->deadline_event != 0) cancel(std::exchange(program->deadline_event, 0));
     at(now_ + random_.between(Duration(0), std::chrono::microseconds(5)), program->process(), nullptr, "wake",
-       [self = program.get()] { self->run(); });
+       [self = program] { self->run(); });
   }
 }
 

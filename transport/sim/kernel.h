@@ -2,11 +2,14 @@
 // its use.
 #pragma once
 
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
+#include <queue>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -42,6 +45,7 @@ struct Process {
   bool dead = false;                             // killed; its events are held until finish_killed()
   bool finishing = false;                        // its programs return, cut off from the others
   std::vector<std::pair<uint64_t, Event>> held;  // events that came due while it was paused, in order
+  std::vector<Program*> programs;
 };
 
 class Kernel {
@@ -109,15 +113,18 @@ class Kernel {
  private:
   void run(Event& event);
   void release_held(Process& process);
-  void wake_programs(const Process* process);
+  void wake_programs(const Process& process);
+  void enqueue(Time when, uint64_t id, Event event);
+  void drop_cancelled();
 
   const SimOptions options_;
   Random random_, test_random_;
   Time now_ = std::chrono::seconds(1);
   uint64_t next_event_ = 1;
   uint64_t hash_ = 0x243f6a8885a308d3u;
-  std::map<std::pair<Time, uint64_t>, Event> queue_;
-  std::map<uint64_t, Time> times_;  // of the events in queue_
+  using Due = std::pair<Time, uint64_t>;  // an event's time and number
+  std::unordered_map<uint64_t, Event> events_;
+  std::priority_queue<Due, std::vector<Due>, std::greater<>> queue_;  // also of events that were cancelled
   const LoopState* current_loop_ = nullptr;
   bool ending_ = false;  // nothing new happens: what is destroyed may still try
   std::vector<std::unique_ptr<Process>> processes_;
