@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
@@ -22,7 +23,7 @@ using transport::Duration;
 
 constexpr int kChangeSteps = 20, kChangeStep = 8, kSavedStep = 5;
 constexpr size_t kChangeElements = 40'000;  // several key ranges
-constexpr int kChangeStride = DSGD_SIMULATION_LOSS_STRIDE;
+const int kChangeStride = dsgd_test::one_of(4, 16);
 
 struct ChangedJob {
   bool loads =

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -211,7 +212,7 @@ void expect_no_harm(const ShortCut& cut, bool separate_head, int phase) {
 
 void expect_no_harm_whenever_it_begins(const ShortCut& cut) {
   for (const bool separate_head : {true, false}) {
-    for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
+    for (int phase = 0; phase < 40; phase += dsgd_test::one_of(4, 8)) {
       SCOPED_TRACE("phase " + std::to_string(phase) + (separate_head ? ", separate head" : ""));
       expect_no_harm(cut, separate_head, phase);
       if (testing::Test::HasFailure()) return;
@@ -261,7 +262,7 @@ TEST(Cuts, LostDataOfADepartedWorkerFailsAllAlike) {
 // After a process has closed a socket, its system answers further data with a reset, which discards unsent
 // bytes. The head is a separate process, so its connections stay.
 TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAGoodbyeIsLost) {
-  for (int phase = 0; phase < 40; phase += DSGD_SIMULATION_CUT_STRIDE) {
+  for (int phase = 0; phase < 40; phase += dsgd_test::one_of(4, 8)) {
     SCOPED_TRACE("phase " + std::to_string(phase));
     expect_no_harm({.after = "step 3", .steps = 4, .resets_connections = true}, /*separate_head=*/true,
                    phase);

@@ -14,6 +14,7 @@
 
 #include "cluster.h"
 #include "registered.h"
+#include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
@@ -26,7 +27,7 @@ using transport::Duration;
 using transport::Random;
 
 // Of each test that draws them.
-uint64_t jobs() { return environment_number("DSGD_SIMULATION_JOBS", DSGD_SIMULATION_DEPARTURES); }
+uint64_t jobs() { return environment_number("DSGD_SIMULATION_JOBS", 150 / dsgd_test::one_of(4, 10)); }
 
 constexpr int kStays = 1'000;
 // With buckets of 64 KiB: several, some larger than a small chunk.
@@ -219,8 +220,7 @@ ClusterOptions options_of(const Job& job) {
 // All that stay train to the end, and nothing fails anywhere.
 bool goes_on(const Job& job) {
   static int drawn = 0;
-  // A sanitizer is slow: only a part of the jobs.
-  if (drawn++ % DSGD_SIMULATION_DEPARTURE_STRIDE != 0) return true;
+  if (drawn++ % dsgd_test::one_of(3, 20) != 0) return true;
   Cluster cluster(options_of(job), trainer_of(job));
   if (!cluster.run_until_ended(600s)) {
     ADD_FAILURE() << job.describe() << ": hangs\n" << cluster.histories();

@@ -1,6 +1,10 @@
-// Whether this build has a sanitizer, which makes a test 5 to 15 times as long. With one, a long test leaves
-// out cases that take no path of their own; the plain build runs all of them.
+// The share of its cases that a long test runs. DSGD_TEST_ALL=1, which `tests/run --all` sets, asks for all.
+// Otherwise a test leaves out cases that take no path of their own, and more of them under a sanitizer, which
+// makes a test 5 to 15 times as long.
 #pragma once
+
+#include <cstdlib>
+#include <string_view>
 
 namespace dsgd_test {
 
@@ -10,11 +14,21 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+inline bool runs_all_cases() {
+  const char* const all = std::getenv("DSGD_TEST_ALL");
+  return !kSanitized && all != nullptr && std::string_view(all) == "1";
+}
+
+// A test runs one of so many cases.
+inline int one_of(int by_default, int sanitized) {
+  return kSanitized ? sanitized : runs_all_cases() ? 1 : by_default;
+}
+
 // Of the cases of a loop. With a sanitizer one of five runs: 5 divides no usual number of values of a
 // dimension, so each value comes up.
 class Thinned {
  public:
-  bool skip_next() { return kSanitized && number_++ % 5 != 0; }
+  bool skip_next() { return number_++ % one_of(1, 5) != 0; }
 
  private:
   int number_ = 0;
