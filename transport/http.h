@@ -28,7 +28,8 @@ class Http {
  public:
   virtual ~Http() = default;  // ends the requests under way; their `done` is not called
   // Sends a request, beside those under way. `done` is called once, on a thread of its own, and must not
-  // block. Errors: kUnreachable, kTimeout, kIo (the answer is too long), kInvalidArgument, kNoMemory.
+  // block. Errors: kUnreachable, kUnauthorized (one side refuses the other's certificate, or the server does
+  // not use TLS), kTimeout, kIo (the answer is too long), kInvalidArgument, kNoMemory, kUnsupported.
   virtual void post(HttpRequest request, std::function<void(Result<HttpAnswer>)> done) = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -271,7 +272,9 @@ class Environment {
   virtual Result<std::shared_ptr<Files>> new_files() {
     return Status(Code::kUnsupported, "this environment has no files");
   }
-  virtual Result<std::unique_ptr<Http>> new_http() {
+  // `tls`: requests go by HTTPS. The certificate of a server must lead to tls->ca and be for the server's
+  // host, and tls->cert is shown to it. Each new connection reads the files.
+  virtual Result<std::unique_ptr<Http>> new_http(std::optional<TlsFiles> /*tls*/) {
     return Status(Code::kUnsupported, "this environment has no HTTP");
   }
   virtual std::string host_name() = 0;  // for messages

@@ -286,6 +286,10 @@ Status Config::check_together() const {
     }
   }
   if (Status status = check_tls(); !status.ok()) return status;
+  if (const std::string& state = text("head_state"); state.starts_with("etcds:") && text("tls_cert").empty())
+    return invalid("head_state", "key 'head_state': '" + state +
+                                     "' reaches etcd by TLS, but the job has no certificate; set tls_cert, "
+                                     "tls_key and tls_ca, or use etcd:// (plain HTTP)");
   const size_t devices = config::split_list(text("devices")).size();
   if (text("devices") != "auto" && static_cast<uint64_t>(integer("devices_per_worker")) > devices)
     return invalid("devices_per_worker", "key 'devices_per_worker': " + text("devices_per_worker") +

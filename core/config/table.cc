@@ -109,10 +109,11 @@ constexpr Rule kRules[] = {
       "all workers; needed if num_workers is more than 1.",
       "DSGD_HEAD"},
      Type::kAddresses},
-    {{"head_state", "string", "", "PATH | etcd://HOST:PORT,HOST:PORT,.../PREFIX",
+    {{"head_state", "string", "", "PATH | etcd://HOST:PORT,HOST:PORT,.../PREFIX | etcds://...",
       "Where `dsgd head` keeps the state of its job, so that another head with the same settings can go on "
       "after a failure, while the workers train on: a file, or keys in etcd, for several heads of which one "
-      "serves; empty: the job ends if the head is lost.",
+      "serves (etcd:// is plain HTTP, etcds:// is TLS with tls_cert, tls_key and tls_ca); empty: the job "
+      "ends if the head is lost.",
       "DSGD_HEAD_STATE"},
      Type::kText,
      0,
@@ -306,7 +307,8 @@ constexpr Rule kRules[] = {
     {{"tls_ca", "string", "", "up to 4095 characters",
       "Path of a PEM file with the certificates of the CAs that every certificate of the job must lead to, "
       "whatever name it is for; set with tls_cert and tls_key, it puts mutual TLS on every connection of the "
-      "process; all processes of a job need TLS, or none.",
+      "process, except to etcd, which needs etcds:// in head_state; all processes of a job need TLS, or "
+      "none.",
       "DSGD_TLS_CA"},
      Type::kText,
      0,

@@ -17,7 +17,7 @@ using nlohmann::json;
 using transport::Duration;
 using transport::HttpAnswer;
 
-constexpr std::string_view kScheme = "etcd://";
+constexpr std::string_view kScheme = "etcd://", kTlsScheme = "etcds://";
 
 // Null if it is not there.
 const json& member_of(const json& object, const char* name) {
@@ -153,19 +153,23 @@ bool is_answered(const Result<HttpAnswer>& answer) { return answer.ok() && answe
 Result<std::string> text_of_answer(const std::string& server, const Result<HttpAnswer>& answer) {
   if (is_answered(answer)) return answer.value().body;
   if (answer.ok()) return failure_of(server, answer.value());
-  return Status(answer.status().code() == Code::kTimeout ? Code::kTimeout : Code::kUnreachable,
+  const Code code = answer.status().code();
+  return Status(code == Code::kTimeout || code == Code::kUnauthorized ? code : Code::kUnreachable,
                 "a request to etcd at " + server + " failed: " + answer.status().message());
 }
 
 }  // namespace
 
-bool is_etcd(const std::string& text) { return text.starts_with("etcd:") || text.find("://") != text.npos; }
+bool is_etcd(const std::string& text) {
+  return text.starts_with("etcd:") || text.starts_with("etcds:") || text.find("://") != text.npos;
+}
 
 Result<EtcdPlace> parse_etcd(const std::string& text) {
-  if (!text.starts_with(kScheme))
-    return invalid_place(text, "is neither a path nor etcd://HOST:PORT,HOST:PORT/PREFIX");
   EtcdPlace place;
-  std::string_view rest = std::string_view(text).substr(kScheme.size());
+  place.tls = text.starts_with(kTlsScheme);
+  if (!place.tls && !text.starts_with(kScheme))
+    return invalid_place(text, "is neither a path nor etcd://HOST:PORT,HOST:PORT/PREFIX (etcds:// uses TLS)");
+  std::string_view rest = std::string_view(text).substr((place.tls ? kTlsScheme : kScheme).size());
   const size_t slash = rest.find('/');
   if (slash != rest.npos) place.prefix = rest.substr(slash + 1);
   while (place.prefix.ends_with('/')) place.prefix.pop_back();

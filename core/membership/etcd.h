@@ -14,18 +14,20 @@
 
 namespace dsgd {
 
-// "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]"
+// "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]", or "etcds://..." for TLS.
 struct EtcdPlace {
   std::vector<std::string> servers;
   std::string prefix;  // "dsgd" where the text gives none
+  bool tls = false;
 };
 // Whether `head_state` is a URL, not a path; also with another scheme than etcd, which parse_etcd() refuses.
 bool is_etcd(const std::string& text);
 Result<EtcdPlace> parse_etcd(const std::string& text);
 
 // Each request goes to one server. After one that fails, the next request goes to the next server; callers
-// repeat requests. kUnreachable, kTimeout and kMismatch (the answer is not etcd's) are worth another attempt;
-// with other errors the server has refused the request.
+// repeat requests. kUnreachable, kTimeout, kUnauthorized (TLS: one side refuses the other's certificate) and
+// kMismatch (the answer is not etcd's) are worth another attempt; with other errors the server has refused
+// the request.
 //
 // On one loop. Callbacks come from a task of the loop, and not after the destruction.
 class Etcd {

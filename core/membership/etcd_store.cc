@@ -38,7 +38,8 @@ std::string keys_of(const EtcdStore::Options& options) {
 }
 
 bool is_worth_another(const Status& why) {
-  return why.code() == Code::kUnreachable || why.code() == Code::kTimeout || why.code() == Code::kMismatch;
+  return why.code() == Code::kUnreachable || why.code() == Code::kTimeout ||
+         why.code() == Code::kUnauthorized || why.code() == Code::kMismatch;
 }
 
 }  // namespace
@@ -89,7 +90,9 @@ void EtcdStore::look_again(const Status& why) {
       phase_ = Phase::kOver;
       return std::exchange(events_.reached, nullptr)(
           Status(why.code(), "the head cannot use `head_state` = '" + options_.text + "': " + why.message() +
-                                 "; it needs etcd 3.4 or later, by plain HTTP, without a user's name")
+                                 "; it needs etcd 3.4 or later, " +
+                                 (options_.place.tls ? "by HTTPS" : "by plain HTTP (etcds:// uses TLS)") +
+                                 ", without a user's name")
               .with_parameter("head_state"));
     }
     return look();

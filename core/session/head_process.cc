@@ -1,7 +1,9 @@
 #include "core/session/head_process.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
+#include <utility>
 
 #include "core/base/address.h"
 #include "core/base/describe.h"
@@ -30,7 +32,9 @@ struct HeadProcess::Impl {
 
   // Opens the file `location`, and gives the record that it holds.
   Status open_file(const std::string& location, std::optional<transport::HeadRecord>* earlier);
-  Status open_etcd(EtcdStore::Options options, const std::shared_ptr<Log>& log);
+  // `tls`: the files of the job, if it uses TLS.
+  Status open_etcd(EtcdStore::Options options, std::optional<transport::TlsFiles> tls,
+                   const std::shared_ptr<Log>& log);
   // Begins to stand by until etcd elects this head. Blocks until etcd has answered for the first time.
   Status begin_election(const HeadOptions& options, const std::string& location,
                         const std::shared_ptr<Log>& log);
@@ -112,14 +116,22 @@ void warn_of_other_host(const std::string& earlier, const std::string& address, 
               "; the workers find it only if the address that they dial (`head`) leads here");
 }
 
+// Others on the network can read the state of the job and change it, though they cannot join the job.
+void warn_of_plain_etcd(const EtcdStore::Options& options, Log& log) {
+  if (std::ranges::all_of(options.place.servers, is_loopback)) return;
+  log.warning("the job uses TLS, but `head_state` = '" + options.text +
+              "' sends its state to etcd in plain text; use etcds:// for TLS to etcd, too");
+}
+
 // Descriptors of a head beside its connections to workers.
 int64_t other_descriptors(const std::string& location, const EtcdPlace& etcd) {
   const int64_t listener = 1;
   if (location.empty()) return listener;
   if (!is_etcd(location)) return listener + 2;  // the lock, and the file or the next one
   // The two ends of libcurl's wake-up pair, a look-up of a name, a second connection to a server for requests
-  // at the same time, and a connection to each server.
-  return listener + 4 + static_cast<int64_t>(etcd.servers.size());
+  // at the same time, and a connection to each server. With TLS, a file of which a new connection needs what
+  // is in it.
+  return listener + 4 + static_cast<int64_t>(etcd.servers.size()) + (etcd.tls ? 1 : 0);
 }
 
 Status standing_by(const std::string& other) {
@@ -139,9 +151,14 @@ Status HeadProcess::Impl::open_file(const std::string& location,
   return {};
 }
 
-Status HeadProcess::Impl::open_etcd(EtcdStore::Options options, const std::shared_ptr<Log>& log) {
+Status HeadProcess::Impl::open_etcd(EtcdStore::Options options, std::optional<transport::TlsFiles> tls,
+                                    const std::shared_ptr<Log>& log) {
+  if (!options.place.tls) {
+    if (tls) warn_of_plain_etcd(options, *log);
+    tls.reset();
+  }
   std::unique_ptr<transport::Http> http;
-  DSGD_RETURN_IF_ERROR(environment->new_http().into(&http));
+  DSGD_RETURN_IF_ERROR(environment->new_http(std::move(tls)).into(&http));
   etcd = std::make_unique<EtcdStore>(network->loop(), std::move(http), std::move(options), log);
   return {};
 }
@@ -225,7 +242,8 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
                       config.text("token")};
   std::optional<transport::HeadRecord> earlier;
   if (in_etcd) {
-    DSGD_RETURN_IF_ERROR(impl.open_etcd({std::move(etcd), location, options.job, options.lease}, log));
+    DSGD_RETURN_IF_ERROR(
+        impl.open_etcd({std::move(etcd), location, options.job, options.lease}, tls_files(config), log));
   } else if (!location.empty()) {
     DSGD_RETURN_IF_ERROR(impl.open_file(location, &earlier));
   }

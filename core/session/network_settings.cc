@@ -41,10 +41,15 @@ Status check_token(const Config& config, const std::string& head) {
       .with_parameter("token");
 }
 
+std::optional<transport::TlsFiles> tls_files(const Config& config) {
+  if (config.text("tls_cert").empty()) return std::nullopt;
+  return transport::TlsFiles{config.text("tls_cert"), config.text("tls_key"), config.text("tls_ca")};
+}
+
 Status use_tls(transport::Environment& environment, const Config& config, std::shared_ptr<Log> log) {
-  if (config.text("tls_cert").empty()) return {};
-  return environment.use_tls({config.text("tls_cert"), config.text("tls_key"), config.text("tls_ca")},
-                             [log](const std::string& warning) { log->warning(warning); });
+  const auto files = tls_files(config);
+  if (!files) return {};
+  return environment.use_tls(*files, [log](const std::string& warning) { log->warning(warning); });
 }
 
 transport::Checksum checksum_of(const Config& config) {

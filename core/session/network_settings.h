@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/base/log.h"
@@ -24,6 +25,9 @@ bool is_protected(const Config& config);
 
 // Without a token or TLS a head listens on the loopback interface only.
 Status check_token(const Config& config, const std::string& head);
+
+// Returns the files of the keys `tls_cert`, `tls_key` and `tls_ca`; none: no TLS.
+std::optional<transport::TlsFiles> tls_files(const Config& config);
 
 // Makes networks that are created afterwards use the keys `tls_cert`, `tls_key` and `tls_ca`.
 Status use_tls(transport::Environment& environment, const Config& config, std::shared_ptr<Log> log);

@@ -16,8 +16,14 @@ namespace dsgd {
 
 namespace {
 
-X509* make_certificate(const std::string& name, int64_t seconds, EVP_PKEY* key, X509* issuer,
-                       EVP_PKEY* issuer_key) {
+void add_extension(X509* certificate, int kind, const std::string& text) {
+  X509_EXTENSION* extension = X509V3_EXT_conf_nid(nullptr, nullptr, kind, text.c_str());
+  X509_add_ext(certificate, extension, -1);
+  X509_EXTENSION_free(extension);
+}
+
+X509* make_certificate(const std::string& name, const std::string& host, int64_t seconds, EVP_PKEY* key,
+                       X509* issuer, EVP_PKEY* issuer_key) {
   static std::atomic<long> serial{1};
   X509* certificate = X509_new();
   X509_set_version(certificate, X509_VERSION_3);
@@ -28,12 +34,8 @@ X509* make_certificate(const std::string& name, int64_t seconds, EVP_PKEY* key, 
   X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate), "CN", MBSTRING_ASC,
                              reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0);
   X509_set_issuer_name(certificate, X509_get_subject_name(issuer ? issuer : certificate));
-  if (!issuer) {
-    X509_EXTENSION* extension =
-        X509V3_EXT_conf_nid(nullptr, nullptr, NID_basic_constraints, "critical,CA:TRUE");
-    X509_add_ext(certificate, extension, -1);
-    X509_EXTENSION_free(extension);
-  }
+  if (!issuer) add_extension(certificate, NID_basic_constraints, "critical,CA:TRUE");
+  if (!host.empty()) add_extension(certificate, NID_subject_alt_name, host);
   if (X509_sign(certificate, issuer_key, EVP_sha256()) == 0)
     throw std::runtime_error("a certificate cannot be signed");
   return certificate;
@@ -58,7 +60,7 @@ TestAuthority::TestAuthority(std::string name) {
   folder_ = pattern;
   key_ = EVP_EC_gen("P-256");
   if (name.empty()) name = "CA of " + folder_;
-  certificate_ = make_certificate(name, 3600, key_, nullptr, key_);
+  certificate_ = make_certificate(name, "", 3600, key_, nullptr, key_);
   write_file(path("ca.pem"), pem([this](BIO* out) { PEM_write_bio_X509(out, certificate_); }));
 }
 
@@ -68,9 +70,9 @@ TestAuthority::~TestAuthority() {
   std::filesystem::remove_all(folder_);
 }
 
-transport::TlsFiles TestAuthority::issue(const std::string& name, int64_t seconds) {
+transport::TlsFiles TestAuthority::issue(const std::string& name, int64_t seconds, const std::string& host) {
   EVP_PKEY* key = EVP_EC_gen("P-256");
-  X509* certificate = make_certificate(name, seconds, key, certificate_, key_);
+  X509* certificate = make_certificate(name, host, seconds, key, certificate_, key_);
   const transport::TlsFiles files{path(name + ".pem"), path(name + ".key"), path("ca.pem")};
   write_file(files.cert, pem([certificate](BIO* out) { PEM_write_bio_X509(out, certificate); }));
   write_file(files.key, pem([key](BIO* out) {

@@ -8,7 +8,7 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-constexpr long kNoTls = 0;  // CURL_GLOBAL_NOTHING: the process may use OpenSSL in its own way
+constexpr long kNothing = 0;  // CURL_GLOBAL_NOTHING; TLS is prepared with any flags
 
 Result<Curl> look_up_curl() {
   LoadedLibrary library("libcurl.so.4");
@@ -32,7 +32,7 @@ Result<Curl> look_up_curl() {
   Status status =
       library.status("etcd needs libcurl 7.68 or later",
                      "install it (Debian's package libcurl4), or set `head_state` to the path of a file");
-  if (status.ok() && curl.global_init(kNoTls) != Curl::kOk)
+  if (status.ok() && curl.global_init(kNothing) != Curl::kOk)
     status = Status(Code::kUnsupported, "libcurl cannot be initialized");
   if (!status.ok()) return std::move(status).with_parameter("head_state");
   return curl;

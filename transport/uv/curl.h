@@ -29,10 +29,16 @@ struct Curl {
   static constexpr int kUrl = 10002, kWriteFunction = 20011, kWriteData = 10001, kPostFields = 10015,
                        kPostFieldSizeLarge = 30120, kHttpHeader = 10023, kNoSignal = 99, kTimeoutMs = 155,
                        kProxy = 10004, kResolve = 10203, kErrorBuffer = 10010, kTcpNoDelay = 121,
-                       kOpenSocketFunction = 20163;
-  static constexpr int kResponseCode = 0x200002;
+                       kOpenSocketFunction = 20163, kHttpVersion = 84;
+  static constexpr int kVerifyPeer = 64, kVerifyHost = 81, kCaFile = 10065, kCaFolder = 10097,
+                       kCertificate = 10025, kKey = 10087, kKeyPassphrase = 10026, kTlsVersion = 32,
+                       kSessionCache = 150, kCaCacheSeconds = 321;
+  static constexpr long kHttp11 = 2, kTls12OrLater = 6;  // values of options
+  static constexpr int kResponseCode = 0x200002, kNewConnections = 0x20001a;
   static constexpr int kDone = 1;
-  static constexpr int kOk = 0, kWriteError = 23, kTimedOut = 28;
+  static constexpr int kOk = 0, kNotBuiltIn = 4, kWriteError = 23, kTimedOut = 28, kTlsFailed = 35,
+                       kUnknownOption = 48, kEmptyAnswer = 52, kSendFailed = 55, kReceiveFailed = 56,
+                       kPeerRefused = 60;
   static constexpr size_t kErrorBytes = 256;
 
   int (*global_init)(long);

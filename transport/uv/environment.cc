@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -51,7 +52,9 @@ class UvEnvironment final : public Environment {
     return {};
   }
   Result<std::shared_ptr<Files>> new_files() override { return uv::make_files(); }
-  Result<std::unique_ptr<Http>> new_http() override { return uv::make_http(); }
+  Result<std::unique_ptr<Http>> new_http(std::optional<TlsFiles> tls) override {
+    return uv::make_http(std::move(tls));
+  }
   void limit_resolving(Time until) override { resolve_limit_->set(until); }
   std::string host_name() override {
     char name[256] = "";

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -24,6 +25,8 @@ namespace {
 constexpr size_t kMostAnswerBytes = 4 << 20;         // of etcd: 1.5 MiB in Base64, if its limit is not raised
 constexpr Duration kIdle = std::chrono::minutes(1);  // multi_wakeup() ends the wait earlier
 constexpr Duration kNameAge = std::chrono::minutes(1);  // after which a name is looked up again
+// A folder without certificates. Without one, libcurl from 8.21 on also trusts the CAs of the system.
+constexpr const char* kNoCaFolder = "/dev";
 
 long milliseconds_until(Time until) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - boot_time()).count();
@@ -77,8 +80,11 @@ struct HttpHost {
 
 class CurlHttp final : public Http {
  public:
-  CurlHttp(const Curl& curl, void* multi)
-      : curl_(curl), multi_(multi), headers_(curl.slist_append(nullptr, "Content-Type: application/json")) {
+  CurlHttp(const Curl& curl, void* multi, std::optional<TlsFiles> tls)
+      : curl_(curl),
+        multi_(multi),
+        tls_(std::move(tls)),
+        headers_(curl.slist_append(nullptr, "Content-Type: application/json")) {
     anchor_->http = this;
     const SignalsBlocked blocked;
     thread_ = std::thread([this] {
@@ -203,10 +209,16 @@ class CurlHttp final : public Http {
   void send_call(std::unique_ptr<HttpCall> call, const std::vector<SocketAddress>& addresses) {
     void* easy = curl_.easy_init();
     if (!easy) return call->done(Status(Code::kNoMemory, "no memory for an HTTP request"));
+    if (const int result = tls_ ? set_tls(easy) : Curl::kOk; result != Curl::kOk) {
+      curl_.easy_cleanup(easy);
+      return call->done(
+          Status(Code::kUnsupported, std::string("libcurl cannot use TLS: ") + curl_.easy_strerror(result)));
+    }
     const HttpRequest& request = call->request;
     if (to_text(addresses.front()) != request.server)
       call->addresses = curl_.slist_append(nullptr, resolved_text(request.server, addresses).c_str());
-    curl_.easy_setopt(easy, Curl::kUrl, ("http://" + request.server + request.path).c_str());
+    curl_.easy_setopt(easy, Curl::kUrl,
+                      ((tls_ ? "https://" : "http://") + request.server + request.path).c_str());
     curl_.easy_setopt(easy, Curl::kResolve, call->addresses);
     curl_.easy_setopt(easy, Curl::kPostFieldSizeLarge, static_cast<int64_t>(request.body.size()));
     curl_.easy_setopt(easy, Curl::kPostFields, request.body.c_str());
@@ -223,6 +235,29 @@ class CurlHttp final : public Http {
     curl_.multi_add_handle(multi_, easy);
   }
 
+  // Returns the first result that is not kOk. The library reads the files for each connection. Neither the
+  // CAs nor a session of an earlier connection may stand in for files that have been replaced since.
+  int set_tls(void* easy) const {
+    int failed = Curl::kOk;
+    const auto set = [&](int option, auto value, int allowed = Curl::kOk) {
+      const int result = curl_.easy_setopt(easy, option, value);
+      if (failed == Curl::kOk && result != allowed) failed = result;
+    };
+    set(Curl::kVerifyPeer, 1L);
+    set(Curl::kVerifyHost, 2L);
+    set(Curl::kCaFile, tls_->ca.c_str());
+    set(Curl::kCaFolder, kNoCaFolder, Curl::kNotBuiltIn);  // then there is no folder of the system either
+    set(Curl::kCertificate, tls_->cert.c_str());
+    set(Curl::kKey, tls_->key.c_str());
+    set(Curl::kKeyPassphrase, "");  // without one, OpenSSL would ask at the terminal
+    set(Curl::kTlsVersion, Curl::kTls12OrLater);
+    set(Curl::kSessionCache, 0L);
+    set(Curl::kCaCacheSeconds, 0L, Curl::kUnknownOption);  // before 7.87 there is no cache
+    // A request of HTTP/2 that times out would leave its dead connection to the next one.
+    set(Curl::kHttpVersion, Curl::kHttp11);
+    return failed;
+  }
+
   // "HOST:PORT:ADDRESS,ADDRESS": the library tries all of them.
   static std::string resolved_text(const std::string& server, const std::vector<SocketAddress>& addresses) {
     std::string text = server;
@@ -234,19 +269,38 @@ class CurlHttp final : public Http {
   }
 
   void end_call(void* easy, int result) {
-    long status = 0;
+    long status = 0, connections = 0;
     curl_.easy_getinfo(easy, Curl::kResponseCode, &status);
+    curl_.easy_getinfo(easy, Curl::kNewConnections, &connections);
     const std::unique_ptr<HttpCall> call = std::move(calls_.extract(easy).mapped());
     end_handle(easy, *call);
-    call->done(answer_of(*call, result, static_cast<int>(status)));
+    call->done(answer_of(*call, result, static_cast<int>(status), connections > 0));
   }
 
-  Result<HttpAnswer> answer_of(HttpCall& call, int result, int status) const {
+  Result<HttpAnswer> answer_of(HttpCall& call, int result, int status, bool is_connected_anew) const {
     if (result == Curl::kOk || (result == Curl::kWriteError && call.ended_early))
       return HttpAnswer{status, std::move(call.body)};
     if (call.too_long) return Status(Code::kIo, "the answer is too long");
     const std::string why = *call.error ? call.error : curl_.easy_strerror(result);
-    return Status(result == Curl::kTimedOut ? Code::kTimeout : Code::kUnreachable, why);
+    if (result == Curl::kTimedOut) return Status(Code::kTimeout, why);
+    return tls_ ? tls_failure(result, why, is_connected_anew) : Status(Code::kUnreachable, why);
+  }
+
+  // A server may check the client's certificate after the handshake (TLS 1.3), and end the connection while
+  // the request is being sent; its alert may then be lost.
+  static Status tls_failure(int result, const std::string& why, bool is_connected_anew) {
+    if (result == Curl::kPeerRefused) {
+      return Status(Code::kUnauthorized,
+                    "the certificate of the server was refused: " + why +
+                        "; check that a CA of `tls_ca` has signed it, that it is for this "
+                        "host, and that it is valid now");
+    }
+    const bool may_be_refusal = result == Curl::kTlsFailed || result == Curl::kEmptyAnswer ||
+                                result == Curl::kSendFailed || result == Curl::kReceiveFailed;
+    if (!is_connected_anew || !may_be_refusal) return Status(Code::kUnreachable, why);
+    return Status(Code::kUnauthorized, "the server ended the new TLS connection: " + why +
+                                           "; check that it uses TLS, that it trusts the CA that has signed "
+                                           "`tls_cert`, and that `tls_cert` is valid now");
   }
 
   void end_handle(void* easy, const HttpCall& call) const {
@@ -257,6 +311,7 @@ class CurlHttp final : public Http {
 
   const Curl& curl_;
   void* const multi_;
+  const std::optional<TlsFiles> tls_;  // none: plain HTTP
   Curl::List* const headers_;
   // Of the thread: requests by handle, hosts by "HOST:PORT".
   std::map<void*, std::unique_ptr<HttpCall>> calls_;
@@ -271,7 +326,7 @@ class CurlHttp final : public Http {
 
 }  // namespace
 
-Result<std::unique_ptr<Http>> make_http() {
+Result<std::unique_ptr<Http>> make_http(std::optional<TlsFiles> tls) {
   const Curl* curl = nullptr;
   DSGD_RETURN_IF_ERROR(load_curl().into(&curl));
   void* multi = nullptr;
@@ -281,7 +336,7 @@ Result<std::unique_ptr<Http>> make_http() {
   }
   if (!multi) return Status(Code::kNoMemory, "no memory for HTTP");
   try {
-    return std::unique_ptr<Http>(new CurlHttp(*curl, multi));
+    return std::unique_ptr<Http>(new CurlHttp(*curl, multi, std::move(tls)));
   } catch (const std::system_error& error) {
     curl->multi_cleanup(multi);
     return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +

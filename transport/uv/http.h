@@ -2,11 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "transport/http.h"
+#include "transport/network.h"
 
 namespace dsgd::transport::uv {
 
-Result<std::unique_ptr<Http>> make_http();
+// `tls`: as of Environment::new_http.
+Result<std::unique_ptr<Http>> make_http(std::optional<TlsFiles> tls);
 
 }  // namespace dsgd::transport::uv

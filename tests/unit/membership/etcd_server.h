@@ -10,11 +10,14 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/loopback_socket.h"
+#include "transport/network.h"
 
 extern char** environ;
 
@@ -22,7 +25,8 @@ namespace dsgd_test {
 
 class EtcdServer {
  public:
-  EtcdServer() {
+  // `tls`: with it, the server asks clients for a certificate of its CA.
+  explicit EtcdServer(std::optional<dsgd::transport::TlsFiles> tls = std::nullopt) : tls_(std::move(tls)) {
     std::string folder = std::filesystem::temp_directory_path() / "dsgd-etcd-XXXXXX";
     folder_ = mkdtemp(folder.data());
     // Another program may take the ports before the server does.
@@ -42,7 +46,7 @@ class EtcdServer {
 
   // The server does not answer yet.
   void start() {
-    const std::string clients = "http://" + address_, peers = "http://" + peers_;
+    const std::string clients = (tls_ ? "https://" : "http://") + address_, peers = "http://" + peers_;
     std::vector<std::string> words = {"etcd",
                                       "--data-dir=" + folder_ + "/data",
                                       "--logger=zap",
@@ -52,6 +56,10 @@ class EtcdServer {
                                       "--listen-peer-urls=" + peers,
                                       "--initial-advertise-peer-urls=" + peers,
                                       "--initial-cluster=default=" + peers};
+    if (tls_) {
+      words.insert(words.end(), {"--cert-file=" + tls_->cert, "--key-file=" + tls_->key,
+                                 "--trusted-ca-file=" + tls_->ca, "--client-cert-auth"});
+    }
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -80,6 +88,7 @@ class EtcdServer {
   }
 
  private:
+  const std::optional<dsgd::transport::TlsFiles> tls_;
   std::string folder_, address_, peers_;
   pid_t process_ = -1;
 };

@@ -612,6 +612,18 @@ TEST_F(EtcdStoreTest, AServerThatIsNotEtcdIsLeftForTheNextOne) {
   EXPECT_TRUE(reached_[0].ok());
 }
 
+TEST_F(EtcdStoreTest, AServerThatRefusesTheCertificateIsLeftForTheNextOne) {
+  make_store(2);
+  start();
+  fail("kv/txn", Code::kUnauthorized);
+  EXPECT_TRUE(reached_.empty());
+  ASSERT_FALSE(questions_.empty());
+  EXPECT_EQ(questions_.front().request.server, "etcd1:2379");
+  fail("kv/txn", Code::kUnauthorized);
+  ASSERT_EQ(reached_.size(), 1u);
+  EXPECT_EQ(reached_[0].code(), Code::kUnauthorized);
+}
+
 TEST_F(EtcdStoreTest, AHeadThatServesLeavesAServerThatIsNotEtcd) {
   make_store(2);
   serve();

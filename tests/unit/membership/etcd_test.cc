@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <optional>
 
+#include "tests/unit/certificates.h"
 #include "tests/unit/membership/etcd_server.h"
 #include "transport/uv/environment.h"
 
@@ -37,6 +40,13 @@ TEST(EtcdPlaceTest, IsReadFromText) {
   ASSERT_TRUE(more.ok());
   EXPECT_THAT(more->servers, ElementsAre("a:1", "[::1]:2", "c:65535"));
   EXPECT_EQ(more->prefix, "jobs/red");
+  EXPECT_FALSE(more->tls);
+  EXPECT_TRUE(is_etcd("etcds://a:1"));
+  auto tls = parse_etcd("etcds://a:1,[::1]:2/jobs");
+  ASSERT_TRUE(tls.ok());
+  EXPECT_THAT(tls->servers, ElementsAre("a:1", "[::1]:2"));
+  EXPECT_EQ(tls->prefix, "jobs");
+  EXPECT_TRUE(tls->tls);
 }
 
 TEST(EtcdPlaceTest, RefusesAServerWithoutHostOrPort) {
@@ -44,7 +54,9 @@ TEST(EtcdPlaceTest, RefusesAServerWithoutHostOrPort) {
        {"etcd://",          "etcd:///x",    "etcd://a",       "etcd://a:",       "etcd://:1",
         "etcd://a:x",       "etcd://a:1,",  "etcd://,a:1",    "etcd://a:123456", "etcd://u@a:1",
         "etcd://a b:1",     "etcd://a?x:1", "etcd://a:65536", "etcd://a:0",      "etcd://::1:2379",
-        "etcd://[::1:2379", "etcd://a;b:1", "http://a:1",     "ETCD://a:1",      "etcd:/a:1"}) {
+        "etcd://[::1:2379", "etcd://a;b:1", "http://a:1",     "ETCD://a:1",      "etcd:/a:1",
+        "etcds://",         "etcds://a",    "etcds:/a:1",     "etcdss://a:1"}) {
+    EXPECT_TRUE(is_etcd(bad)) << bad;
     const Status status = parse_etcd(bad).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << bad;
     EXPECT_EQ(status.parameter(), "head_state");
@@ -57,10 +69,14 @@ TEST(EtcdPlaceTest, RefusesAServerWithoutHostOrPort) {
 
 class EtcdTest : public testing::Test {
  protected:
+  explicit EtcdTest(bool tls = false) {
+    if (tls) tls_ = ca_.issue("etcd", 3600, "IP:127.0.0.1");
+    server_ = std::make_unique<EtcdServer>(tls_);
+  }
   void SetUp() override {
-    ASSERT_TRUE(server_.runs());
+    ASSERT_TRUE(server_->runs());
     ASSERT_TRUE(environment_->new_network("test", 1 << 20).into(&network_).ok());
-    make_client({server_.address()});
+    make_client({server_->address()});
     wait_for_server();
   }
   void TearDown() override {
@@ -71,7 +87,7 @@ class EtcdTest : public testing::Test {
 
   std::unique_ptr<transport::Http> http() {
     std::unique_ptr<transport::Http> http;
-    const Status status = environment_->new_http().into(&http);
+    const Status status = environment_->new_http(tls_).into(&http);
     EXPECT_TRUE(status.ok()) << status.message();
     return http;
   }
@@ -83,7 +99,7 @@ class EtcdTest : public testing::Test {
   void wait_for_server() {
     const auto deadline = Clock::now() + kPatience;
     while (!read("none").ok()) {
-      ASSERT_FALSE(server_.has_ended()) << "the server has ended; perhaps its port was taken";
+      ASSERT_FALSE(server_->has_ended()) << "the server has ended; perhaps its port was taken";
       ASSERT_LT(Clock::now(), deadline);
     }
   }
@@ -135,7 +151,9 @@ class EtcdTest : public testing::Test {
     });
   }
 
-  EtcdServer server_;
+  TestAuthority ca_;
+  std::optional<transport::TlsFiles> tls_;
+  std::unique_ptr<EtcdServer> server_;
   std::unique_ptr<transport::Environment> environment_ = transport::make_uv_environment();
   std::unique_ptr<transport::Network> network_;
   std::unique_ptr<Etcd> etcd_, other_;
@@ -234,11 +252,11 @@ TEST_F(EtcdTest, AWatchMissesNoChange) {
 TEST_F(EtcdTest, AServerThatWasKilledGoesOnWithItsKeys) {
   const Etcd::Lease lease = grant();
   const int64_t created = create("key", "mine", lease.id)->revision;
-  server_.kill();
+  server_->kill();
   const Status lost = change("key", created, {{"record", "1"}}).status();
   EXPECT_EQ(lost.code(), Code::kUnreachable);
-  EXPECT_THAT(lost.message(), HasSubstr("a request to etcd at " + server_.address() + " failed"));
-  server_.start();
+  EXPECT_THAT(lost.message(), HasSubstr("a request to etcd at " + server_->address() + " failed"));
+  server_->start();
   wait_for_server();
   EXPECT_TRUE(change("key", created, {{"record", "2"}})->succeeded);
   EXPECT_EQ(value("record"), "2");
@@ -256,14 +274,14 @@ TEST_F(EtcdTest, AWatchEndsWithTheServer) {
     });
   });
   EXPECT_EQ(value("key"), "mine");  // the server has the watch before it
-  server_.kill();
+  server_->kill();
   EXPECT_TRUE(network_->loop().wait(over, network_->loop().now() + kPatience / 2));
   EXPECT_EQ(status.code(), Code::kUnreachable) << status.message();
 }
 
 TEST_F(EtcdTest, AsksTheNextServerAfterAFailure) {
   const LoopbackSocket closed;  // bound, and does not listen
-  make_client({closed.address(), server_.address()});
+  make_client({closed.address(), server_->address()});
   EXPECT_EQ(read("key").status().code(), Code::kUnreachable);
   EXPECT_TRUE(read("key").ok());
   EXPECT_TRUE(read("key").ok()) << "it stays there";
@@ -285,7 +303,7 @@ TEST_F(EtcdTest, AProgramThatTheHostStartsDoesNotInheritItsConnection) {
 
 TEST_F(EtcdTest, ItsHostMayBeAName) {
   make_client(
-      {"no-such-host.invalid:2379", "localhost" + server_.address().substr(server_.address().rfind(':'))});
+      {"no-such-host.invalid:2379", "localhost" + server_->address().substr(server_->address().rfind(':'))});
   const Status unknown = read("key").status();
   EXPECT_EQ(unknown.code(), Code::kUnreachable);
   EXPECT_THAT(unknown.message(), HasSubstr("'no-such-host.invalid'"));
@@ -299,12 +317,29 @@ TEST_F(EtcdTest, AServerThatDoesNotAnswerTimesOut) {
   EXPECT_EQ(read("key").status().code(), Code::kTimeout);
 }
 
+struct EtcdTlsTest : EtcdTest {
+  EtcdTlsTest() : EtcdTest(true) {}
+};
+
+TEST_F(EtcdTlsTest, ReplacedFilesServeTheNextConnection) {
+  TestAuthority other;
+  const transport::TlsFiles files = other.issue("etcd", 3600, "IP:127.0.0.1");
+  ASSERT_TRUE(read("key").ok());
+  write_file(tls_->cert, read_file(files.cert));
+  write_file(tls_->key, read_file(files.key));
+  write_file(tls_->ca, read_file(files.ca));
+  EXPECT_TRUE(read("key").ok()) << "the connection goes on";
+  server_->kill();
+  server_->start();
+  wait_for_server();
+}
+
 TEST_F(EtcdTest, ARequestThatTheServerRefusesIsNotWorthAnother) {
   const Etcd::Lease lease = grant();
   const int64_t created = create("key", "mine", lease.id)->revision;
   const Status refused = change("key", created, {{"record", std::string(3 << 20, 'x')}}).status();
   EXPECT_EQ(refused.code(), Code::kState);
-  EXPECT_THAT(refused.message(), HasSubstr("etcd at " + server_.address() + " says: "));
+  EXPECT_THAT(refused.message(), HasSubstr("etcd at " + server_->address() + " says: "));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "core/membership/head_file.h"
 #include "core/session/head_process.h"
 #include "core/session/session.h"
+#include "tests/unit/certificates.h"
 #include "tests/unit/membership/etcd_server.h"
 #include "transport/authentication.h"
 #include "transport/uv/environment.h"
@@ -55,11 +56,13 @@ class HeadStateTest : public testing::Test {
                                 warnings_ += record.message + "\n";
                               }));
   }
-  static Result<std::shared_ptr<Session>> join(const std::string& head) {
+  static Result<std::shared_ptr<Session>> join(const std::string& head,
+                                               const std::map<std::string, std::string>& more = {}) {
     Config config;
-    for (const auto& [key, value] : std::map<std::string, std::string>{
-             {"head", head}, {"num_workers", "1"}, {"embed_head", "never"}, {"init_timeout", "20s"}})
-      EXPECT_TRUE(config.set(key, value).ok()) << key;
+    std::map<std::string, std::string> values = {
+        {"head", head}, {"num_workers", "1"}, {"embed_head", "never"}, {"init_timeout", "20s"}};
+    values.insert(more.begin(), more.end());
+    for (const auto& [key, value] : values) EXPECT_TRUE(config.set(key, value).ok()) << key;
     return Session::open(config, transport::make_uv_environment(), std::make_shared<Log>());
   }
   static transport::HeadRecord record() {
@@ -276,6 +279,63 @@ TEST_F(HeadStateTest, AHeadOnAllInterfacesIsNamedByItsHostToTheOneThatStandsBy) 
   ASSERT_EQ(message.wait_until(limit), std::future_status::ready);
   const std::string host = transport::make_uv_environment()->host_name();
   EXPECT_THAT(message.get(), HasSubstr("stands by for the head at " + host + ":"));
+}
+
+std::map<std::string, std::string> tls_keys(const transport::TlsFiles& files) {
+  return {{"tls_cert", files.cert}, {"tls_key", files.key}, {"tls_ca", files.ca}};
+}
+
+TEST_F(HeadStateTest, EtcdByTlsTakesCertificatesOfBothSides) {
+  TestAuthority ca, other;
+  const transport::TlsFiles good = ca.issue("head");
+  dsgd_test::EtcdServer etcd(ca.issue("etcd", 3600, "IP:127.0.0.1"));
+  ASSERT_TRUE(etcd.runs());
+  const auto start_at = [&](const std::string& state, const transport::TlsFiles& files) {
+    auto keys = tls_keys(files);
+    keys.insert({{"head_state", state}, {"num_workers", "1"}});
+    return start(keys);
+  };
+  const std::string place = "etcds://" + etcd.address() + "/jobs";
+  auto head = start_at(place, good);
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!head.ok() && std::chrono::steady_clock::now() < limit) head = start_at(place, good);
+  ASSERT_TRUE(head.ok()) << head.status().message();
+  const auto worker = join(head.value()->address(), tls_keys(good));
+  EXPECT_TRUE(worker.ok()) << worker.status().message();
+
+  transport::TlsFiles foreign = other.issue("head"), distrusting = good;
+  foreign.ca = good.ca;
+  distrusting.ca = other.path("ca.pem");
+  struct Case {
+    std::string state;
+    transport::TlsFiles files;
+    std::string text;
+  };
+  const std::string port = etcd.address().substr(etcd.address().rfind(':'));
+  for (const Case& c :
+       {Case{place, foreign, "check that it uses TLS, that it trusts the CA that has signed `tls_cert`"},
+        {place, distrusting, "unable to get local issuer certificate; check that a CA of `tls_ca`"},
+        {"etcds://localhost" + port, good, "that it is for this host"}}) {
+    const Status refused = start_at(c.state, c.files).status();
+    EXPECT_EQ(refused.code(), Code::kUnauthorized);
+    EXPECT_EQ(refused.parameter(), "head_state");
+    EXPECT_THAT(refused.message(), AllOf(HasSubstr("'" + c.state + "'"), HasSubstr(c.text)));
+  }
+  const Status plain = start_at("etcd://" + etcd.address(), good).status();
+  EXPECT_THAT(plain.message(), HasSubstr("by plain HTTP (etcds:// uses TLS)"));
+}
+
+TEST_F(HeadStateTest, AJobWithTlsWarnsOfEtcdInPlainText) {
+  TestAuthority ca;
+  auto keys = tls_keys(ca.issue("head"));
+  keys["lease"] = "2s";
+  keys["head_state"] = "etcd://127.0.0.1:1/jobs";
+  EXPECT_FALSE(start(keys).ok());
+  EXPECT_EQ(warnings_, "");
+  keys["head_state"] = "etcd://127.0.0.1:1,no-such-host.invalid:1/jobs";
+  EXPECT_FALSE(start(keys).ok());
+  EXPECT_THAT(warnings_, AllOf(HasSubstr("`head_state` = '" + keys["head_state"] + "'"),
+                               HasSubstr("in plain text; use etcds://")));
 }
 
 TEST_F(HeadStateTest, AServerThatIsNotThereIsAnError) {
