@@ -114,7 +114,8 @@ Command add_head(CLI::App& app) {
       "stopped or killed, and started again by the same command: it goes on with the job, which trains on\n"
       "meanwhile, for head_timeout. FILE is removed when the job ends. With\n"
       "--set head_state=etcd://HOST:PORT,HOST:PORT/PREFIX several heads of a job may run: one serves,\n"
-      "and when it is lost, another one does. The workers' key head then lists the addresses of all.");
+      "and when it is lost, another one does. The workers' key head then lists the addresses of all.\n"
+      "etcds:// instead of etcd:// reaches etcd by TLS, with tls_cert, tls_key and tls_ca.");
   return [options] { return run_head(*options); };
 }
 

@@ -1333,7 +1333,10 @@ typedef struct dsgd_head dsgd_head;
  * at least 2 s. The key `head` of the workers lists the addresses of all. A head whose lease in etcd is over
  * tells the workers nothing more, closes their connections, and ends with DSGD_ERR_WORKER_LOST. One that
  * stands by ends with DSGD_OK when the job has ended, well or not. The end of the job removes the state.
- * Needs libcurl.so.4 at run time.
+ * etcd:// is plain HTTP: with the TLS keys it is a warning, unless all servers are on the loopback interface.
+ * "etcds://..." is TLS, and needs the keys `tls_cert`, `tls_key` and `tls_ca`: a CA of `tls_ca` must have
+ * signed the server's certificate, which must be for the host in `head_state`. Files that are replaced serve
+ * the connections that are made afterwards. Needs libcurl.so.4 at run time.
  * Blocks: to resolve a host name in `head`, up to `init_timeout`; for the first answer of etcd, up to a
  * quarter of its lease, and at most 5 s, for each server.
  * Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_UNREACHABLE (an unknown host name, or an address of another
@@ -1341,8 +1344,8 @@ typedef struct dsgd_head dsgd_head;
  * DSGD_ERR_UNSUPPORTED (as dsgd_init); for `head_state` DSGD_ERR_EXISTS (another head uses it),
  * DSGD_ERR_CORRUPTED (damaged, or another file), DSGD_ERR_MISMATCH (of a job with other keys, another token
  * or another port, or the server is not etcd), DSGD_ERR_IO, DSGD_ERR_NOT_FOUND (its folder),
- * DSGD_ERR_UNREACHABLE and DSGD_ERR_TIMEOUT (etcd), DSGD_ERR_STATE (etcd refuses a request),
- * DSGD_ERR_UNSUPPORTED (no libcurl). */
+ * DSGD_ERR_UNREACHABLE and DSGD_ERR_TIMEOUT (etcd), DSGD_ERR_UNAUTHORIZED (etcd or the head refuses the
+ * other's certificate), DSGD_ERR_STATE (etcd refuses a request), DSGD_ERR_UNSUPPORTED (no libcurl). */
 DSGD_API int32_t dsgd_head_start(const dsgd_config *config, dsgd_head **head, dsgd_error **error);
 
 /* Returns the head's address for the key `head` of workers, with the port that was bound; "" for NULL. */
