@@ -24,13 +24,15 @@ inline int one_of(int by_default, int sanitized) {
   return kSanitized ? sanitized : runs_all_cases() ? 1 : by_default;
 }
 
-// Of the cases of a loop. With a sanitizer one of five runs: 5 divides no usual number of values of a
-// dimension, so each value comes up.
+// Of the cases of a loop. Where one of five runs, each value of a dimension comes up: 5 divides no usual
+// number of values.
 class Thinned {
  public:
-  bool skip_next() { return number_++ % one_of(1, 5) != 0; }
+  explicit Thinned(int by_default = 1, int sanitized = 5) : one_of_(one_of(by_default, sanitized)) {}
+  bool skip_next() { return number_++ % one_of_ != 0; }
 
  private:
+  const int one_of_;
   int number_ = 0;
 };
 

@@ -13,6 +13,7 @@
 #include "core/base/half.h"
 #include "core/base/mix.h"
 #include "plugins.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd_test {
 namespace {
@@ -248,7 +249,9 @@ TEST_P(RandomWeights, GiveTheSameBitsForEverySplitOfFiveReplicas) {
   const char* optimizer = GetParam() % 2 ? "adam" : "none";
   const Outcome reference = run(all, {{0, 1, 2, 3, 4}}, kStrategies[0], optimizer);
   size_t turn = 0;
+  Thinned splits(1, 5);
   for (const Split& split : all_splits(5, 4, static_cast<uint64_t>(GetParam()))) {
+    if (splits.skip_next()) continue;
     const Strategy& strategy = kStrategies[turn++ % std::size(kStrategies)];
     const Outcome other = run(all, split, strategy, optimizer);
     if (HasFailure()) return;

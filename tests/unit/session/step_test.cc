@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "job.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd_test {
 namespace {
@@ -153,6 +154,7 @@ TEST(ManyParameters, OfOneElementEachTakeAReproducibleStepToTheBitsOfAnOrdinaryO
   std::map<std::string, double> norms;
   for (const char* strategy : {"ps", "allreduce"}) {
     for (const char* reproducible : {"0", "1"}) {
+      if (!runs_all_cases() && (strategy == std::string("ps")) == (*reproducible == '1')) continue;
       PerRank& result = values[std::string(strategy) + reproducible];
       result.resize(2);
       run_job(2, {{"reproducible", reproducible}, {"gradient_norm", "1"}},

@@ -15,6 +15,7 @@
 #include <random>
 
 #include "job.h"
+#include "tests/unit/sanitizer.h"
 
 namespace {
 
@@ -126,7 +127,8 @@ TEST_P(Wire, NoFlippedBitReachesAModel) {
                                     << undisturbed.message[2];
   std::mt19937_64 random(7);
   int found = 0;
-  for (int i = 0; i < 40 && !HasFailure(); ++i) {
+  const int flips = 40 / one_of(2, 5);
+  for (int i = 0; i < flips && !HasFailure(); ++i) {
     const int64_t at = static_cast<int64_t>(random() % static_cast<uint64_t>(undisturbed.bytes));
     const int bit = static_cast<int>(random() % 8);
     SCOPED_TRACE("byte " + std::to_string(at) + ", bit " + std::to_string(bit));
@@ -145,7 +147,7 @@ TEST_P(Wire, NoFlippedBitReachesAModel) {
     EXPECT_TRUE(told || outcome.all_ok());
     found += told;
   }
-  EXPECT_GE(found, 30);  // the rest came after the last step, or to a connection of the head
+  EXPECT_GE(found, flips * 3 / 4);  // the rest came after the last step, or to a connection of the head
 }
 
 TEST_P(Wire, WithoutChecksumsSomeDo) {
