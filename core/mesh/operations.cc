@@ -122,6 +122,7 @@ void Operations::end_with(uint64_t number, const Status& cause) {
   operation.differing.clear();
   refuse_parked(operation, cause);
   forget_excess();
+  if (on_early_) on_early_();
 }
 
 // Bounds the records that a hostile peer can create by naming operations: drops the highest one that has not
@@ -283,6 +284,7 @@ void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
   }
   if (history_.has_ended(header.operation)) return receipt->finish(refusal(source, header));
   table_[header.operation].parked.push_back({source, header, std::move(receipt)});
+  if (on_early_) on_early_();
 }
 
 void Operations::take(Operation& operation, int32_t source, const BulkHeader& header,
@@ -371,6 +373,14 @@ void Operations::time_out(uint64_t number) {
   fail(task, members()
                  .timeout_error(task.name() + " did not end", task.limit(), missing, silent)
                  .with_operation(task.name()));
+}
+
+bool Operations::only_peers_have_begun(uint64_t number, std::optional<Kind> kind) const {
+  const auto found = table_.find(number);
+  if (found == table_.end() || found->second.task) return false;
+  const Operation& operation = found->second;
+  if (operation.parked.empty()) return !operation.failed_early.ok();
+  return !kind || operation.parked.front().header.kind == static_cast<uint8_t>(*kind);
 }
 
 // ---- peers that operations wait for

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +64,12 @@ class Operations final : public OperationEvents {
   };
   WaitedPeers waited_peers(uint64_t call) const;
   std::vector<int32_t> missing_ranks() const;  // that open operations wait for, ascending
+
+  // Whether a peer has begun this operation, and this worker has not. With `kind`: whether it may be of that
+  // kind, which is not known of an operation that a peer has refused or failed.
+  bool only_peers_have_begun(uint64_t operation, std::optional<Kind> kind = {}) const;
+  // `call` is called when that becomes true of some operation.
+  void on_early_operation(std::function<void()> call) { on_early_ = std::move(call); }
 
   // For tasks.
   void send(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data,
@@ -175,6 +182,7 @@ class Operations final : public OperationEvents {
   std::multimap<uint64_t, Operation> done_;  // ended operations that may be on the call stack
   bool destruction_posted_ = false;          // a posted task will destroy them
   History history_;
+  std::function<void()> on_early_;
   Status session_refusal_;  // of all chunks, since this session has failed; OK: it has not
   uint64_t next_send_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
