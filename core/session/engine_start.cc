@@ -58,10 +58,10 @@ void Engine::on_state_asked(const std::string& worker_id, const transport::Fetch
   const bool newcomer = rank_of(present.members, worker_id) < 0;  // which knows an earlier view
   if (!newcomer && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
-  const bool awaited = present.paused;  // the others wait for it
+  const bool awaited = present.paused;  // the others wait for it, and no load has begun
   if (newcomer && !awaited && (!state_.started || !state_.torn.ok()))
     return respond(Status(kNotNow, state_.started ? "it has to load a checkpoint" : "it has not started"));
-  if (newcomer && state_.changes > 0)
+  if (newcomer && !awaited && state_.changes > 0)
     return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
   if (!state_.started || !state_.torn.ok() || !state_.is_on_host())
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
