@@ -38,6 +38,7 @@ struct CheckpointCall {
   std::vector<SampleLedger> ledgers;
 
   // Loading.
+  bool follows = false;  // this worker takes part only if the others load, too (Checkpoints::load)
   checkpoint::Store::Found found;
   checkpoint::Targets targets;
   std::vector<std::shared_ptr<void>> values;               // by parameter

@@ -5,7 +5,7 @@
 
 namespace dsgd {
 
-CheckpointQueue::CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin)
+CheckpointQueue::CheckpointQueue(transport::Loop& loop, std::function<bool(const CheckpointCall&)> may_begin)
     : loop_(loop), may_begin_(std::move(may_begin)), poster_(std::make_shared<transport::Poster>(loop)) {}
 
 void CheckpointQueue::add(const SharedCall& call, std::function<void(const SharedCall&)> begin) {
@@ -19,12 +19,13 @@ void CheckpointQueue::expire(const SharedCall& call) {
   call->expired =
       Status(Code::kTimeout, std::string(kind_name(call->kind)) + " has not begun within " + call->limit +
                                  ": an earlier save or load has not ended, or the workers of the job "
-                                 "are changing");
+                                 "are changing" +
+                                 (call->follows ? ", or the others have not begun their next call" : ""));
   end(call, call->expired);
 }
 
 void CheckpointQueue::start_next() {
-  if (present_ || !may_begin_() || waiting_.empty()) return;
+  if (present_ || waiting_.empty() || !may_begin_(*waiting_.front().call)) return;
   const auto [call, begin, timer] = std::move(waiting_.front());
   waiting_.pop_front();
   loop_.cancel(timer);

@@ -21,8 +21,8 @@ class CheckpointQueue {
   using SharedCall = std::shared_ptr<CheckpointCall>;
   using Done = std::function<void(const Status&)>;
 
-  // `may_begin`: whether the next call may begin now; start_next() follows when it may again.
-  CheckpointQueue(transport::Loop& loop, std::function<bool()> may_begin);
+  // `may_begin`: whether the next call, this one, may begin now; start_next() follows when it may.
+  CheckpointQueue(transport::Loop& loop, std::function<bool(const CheckpointCall&)> may_begin);
   void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
   const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none
   // No call is in flight. One that has ended may still wait for its turn.
@@ -54,7 +54,7 @@ class CheckpointQueue {
   void expire(const SharedCall& call);
 
   transport::Loop& loop_;
-  const std::function<bool()> may_begin_;
+  const std::function<bool(const CheckpointCall&)> may_begin_;
   const std::shared_ptr<transport::Poster> poster_;  // for the files' thread
   std::shared_ptr<transport::Files> files_;
   std::deque<Waiting> waiting_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,9 @@ class Checkpoints {
   using Done = EngineState::Done;
 
   explicit Checkpoints(EngineState& state)
-      : state_(state), queue_(state.loop, [&state] { return !state.recovering; }) {}
+      : state_(state), queue_(state.loop, [this](const CheckpointCall& next) {
+          return !state_.recovering && (!next.follows || next_of_others() != NextCall::kUnknown);
+        }) {}
   void use_files(std::shared_ptr<transport::Files> files) { queue_.use_files(std::move(files)); }
   // Both are called between steps. Without files they fail. The model must not change until `taken` was
   // called, which comes before `done`. Then files are written beside later steps.
@@ -30,8 +33,15 @@ class Checkpoints {
   // A failure is reported, and training goes on: the next checkpoint may succeed.
   void save_at_interval(std::function<void()> taken);
 
-  bool idle() const { return queue_.idle(); }         // no call is in flight
-  void start_next() { queue_.start_next(); }          // recovery has ended (EngineState::recovering)
+  // A change of the view may end a load on one worker just after it has failed on another. So the workers of
+  // the new view report how many loads have ended on them, and with which code the last one has. If this
+  // worker has missed one, the repeated call fails with that code.
+  void report(transport::ViewReport* mine) const;
+  void take_reports(const std::vector<transport::ViewReport>& reports);
+
+  bool idle() const { return queue_.idle(); }  // no call is in flight
+  // Recovery has ended (EngineState::recovering), a peer has left, or has begun an operation.
+  void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
   void close() { queue_.close(); }                    // the last call on the loop
 
@@ -58,6 +68,9 @@ class Checkpoints {
   void write_file(const SharedCall& checkpoint);
   void publish(const SharedCall& checkpoint, const Reports& reports);
   // Loading (checkpoints_load.cc).
+  enum class NextCall { kUnknown, kLoad, kOther };
+  NextCall next_of_others() const;  // which they have begun and this worker has not
+  void log_no_load() const;
   void start_load(const SharedCall& checkpoint);
   Status check_manifest(const checkpoint::Store::Found& found) const;
   Status make_targets(CheckpointCall* checkpoint);
@@ -65,8 +78,16 @@ class Checkpoints {
   void apply(const SharedCall& checkpoint);
   void restore_shards(const checkpoint::Manifest& manifest);
 
+  struct MissedLoad {
+    uint64_t step;  // of the next step then
+    Code result;
+  };
+
   EngineState& state_;
   CheckpointQueue queue_;
+  uint64_t loads_ = 0;            // that have ended, other than by a change of the view
+  Code load_result_ = Code::kOk;  // of the last of them
+  std::optional<MissedLoad> missed_load_;
   Memory snapshot_;  // the copy of the last save
   size_t snapshot_nbytes_ = 0;
 };

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "core/base/text.h"
+#include "core/mesh/channels.h"
 #include "core/session/checkpoints.h"
 #include "core/session/saved_parts.h"
 
@@ -61,18 +65,72 @@ SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t
 
 // A host that starts again after a failure loads a checkpoint before its first step. If this worker has
 // joined a running job meanwhile, it holds the state of the others, which make steps and would not take part.
+// If they have made no step, they may be about to load, or to make a step because they have found no
+// checkpoint. So this worker follows: it waits until they begin a call, and takes part if that is a load.
+// Rank 0 does not follow, since no other worker has been in the job for longer.
 void Checkpoints::load(const std::string& folder, Done done, const CallOptions& options) {
-  if (state_.joined_at == state_.next_step) {
-    state_.log->info("loads no checkpoint: this worker has joined a running job and holds its state");
+  const bool first_call = state_.joined_at == state_.next_step && state_.torn.ok();
+  if (first_call && state_.next_step > 0) {
+    log_no_load();
     return done({});
   }
   const auto checkpoint = new_call(Kind::kLoad, folder, options);
-  checkpoint->done = state_.begin_change(std::move(done));
+  checkpoint->done = [this, its = checkpoint.get(),
+                      done = state_.begin_change(std::move(done))](const Status& status) {
+    if (its->call && status.code() != Code::kViewChanged) ++loads_, load_result_ = status.code();
+    done(status);
+  };
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
+  checkpoint->follows = first_call && state_.rank() > 0;
   queue_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
 
+// If a worker of the view has left, no load can succeed in it.
+Checkpoints::NextCall Checkpoints::next_of_others() const {
+  const auto begun = [this](uint32_t channel, std::optional<Kind> kind = {}) {
+    const uint64_t first = operation_number(state_.calls.next(channel), 0);
+    return state_.mesh->operations.only_peers_have_begun(first, kind);
+  };
+  if (begun(kCheckpointChannel, Kind::kLoad)) return NextCall::kLoad;
+  bool other = begun(kCheckpointChannel) || begun(0);
+  for (int32_t rank = 0; rank < state_.size(); ++rank) other = other || state_.mesh->peers.has_left(rank);
+  return other ? NextCall::kOther : NextCall::kUnknown;
+}
+
+void Checkpoints::log_no_load() const {
+  state_.log->info("loads no checkpoint: this worker has joined a running job and holds its state");
+}
+
+void Checkpoints::report(transport::ViewReport* mine) const {
+  mine->loads = loads_;
+  mine->load_result = load_result_;
+}
+
+void Checkpoints::take_reports(const std::vector<transport::ViewReport>& reports) {
+  const auto& most = *std::max_element(reports.begin(), reports.end(),
+                                       [](const auto& a, const auto& b) { return a.loads < b.loads; });
+  if (most.loads == loads_) return;
+  if (!state_.learner && most.load_result != Code::kOk) missed_load_ = {state_.next_step, most.load_result};
+  loads_ = most.loads;
+  load_result_ = most.load_result;
+}
+
 void Checkpoints::start_load(const SharedCall& checkpoint) {
+  const auto missed = std::exchange(missed_load_, std::nullopt);
+  if (missed && missed->step == state_.next_step) {
+    return queue_.end(
+        checkpoint, Status(missed->result,
+                           std::string("dsgd_checkpoint_load has ended with ") + code_name(missed->result) +
+                               " on other workers, just before the workers of the job changed; they say why")
+                        .with_operation(kind_name(Kind::kLoad)));
+  }
+  if (checkpoint->follows) {
+    if (next_of_others() != NextCall::kLoad) {
+      log_no_load();
+      return queue_.end(checkpoint, {});
+    }
+    state_.joined_at.reset();
+  }
   if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   const auto found = std::make_shared<Store::Found>();
   queue_.on_files(

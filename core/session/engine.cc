@@ -324,6 +324,7 @@ void Engine::on_peer_departed(int32_t rank) {
   departed_.push_back(rank);
   if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);  // those that are left
   objects_.peer_left(rank);
+  checkpoints_.start_next();
   if (fetcher_) fetcher_->source_left(rank);
   if (state_.mesh->peers.alone()) objects_.fail_gets(nobody_puts());
 }

@@ -76,6 +76,7 @@ class Engine final : public SessionEvents {
     state_.step.use_mesh(mesh);
     state_.calls.use_mesh(mesh);
     objects_.use_peers(mesh ? &mesh->peers : nullptr);
+    if (mesh) mesh->operations.on_early_operation([this] { checkpoints_.start_next(); });
   }
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;

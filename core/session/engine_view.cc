@@ -150,6 +150,7 @@ void Engine::report() {
   }
   mine.outcome = state_.last_result;
   mine.calls = state_.calls.next_indexes();
+  checkpoints_.report(&mine);
   report_samples(&mine);
   // A number that no call of the host reaches, and another one in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
@@ -179,6 +180,7 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   if (!decided.ok()) return fail(decided.status(), true);
   const ViewDecision& decision = decided.value();
   const ViewReport& source = reports.value()[static_cast<size_t>(decision.source)];
+  checkpoints_.take_reports(reports.value());
   state_.total_replicas = decision.replicas;
   if (Status dealt = deal_samples(reports.value(), source.outcome.all_done); !dealt.ok())
     return fail(dealt, true);

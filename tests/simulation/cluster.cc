@@ -105,7 +105,8 @@ Cluster::Cluster(ClusterOptions options, Program program)
       calls_(static_cast<size_t>(all())),
       logs_(static_cast<size_t>(all())),
       warnings_(static_cast<size_t>(all())),
-      finished_(static_cast<size_t>(all()), 0) {
+      finished_(static_cast<size_t>(all()), 0),
+      disk_(options_.disk ? options_.disk : std::make_shared<dsgd_test::MemoryDisk>()) {
   for (int rank = 0; rank < all(); ++rank) {
     const std::string host =
         options_.separate_head ? "node" + std::to_string(rank + 1) : "node" + std::to_string(rank);

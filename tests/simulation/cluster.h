@@ -22,6 +22,7 @@ struct ClusterOptions {
   bool durable_head = false;   // the head keeps its state on a disk, so that start_head() can start it again
   int head_machines = 1;       // which start_head() takes in turn; they share the disk
   bool files = false;          // workers have the disk, too, for checkpoints
+  std::shared_ptr<dsgd_test::MemoryDisk> disk = {};  // with what an earlier job has left there; null: empty
   uint64_t seed = 1;
   std::map<std::string, std::string> settings = {};
   std::map<int, std::map<std::string, std::string>> own_settings = {};  // of one worker, before `settings`
@@ -90,7 +91,7 @@ class Cluster {
   std::vector<std::vector<std::string>> logs_;
   std::vector<std::vector<NotedWarning>> warnings_;
   std::vector<char> finished_;
-  std::shared_ptr<dsgd_test::MemoryDisk> disk_ = std::make_shared<dsgd_test::MemoryDisk>();
+  std::shared_ptr<dsgd_test::MemoryDisk> disk_;
   std::map<std::string, transport::ProcessId> locks_;  // of files, and who has them
   bool stop_head_ = false;
   int heads_ = 0;  // that were started

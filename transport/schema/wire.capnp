@@ -452,6 +452,8 @@ struct ViewReport {
   held @22 :Data;  # a bit for each key range
   onHost @23 :Bool;
   learningRate @24 :Float64;
+  loads @25 :UInt64;
+  loadResult @26 :Int32;  # as in Status
 }
 
 struct SamplePart {

@@ -263,7 +263,9 @@ ViewReport view_report() {
           {1, 2, 255},
           {3, 128},
           true,
-          0.25};
+          0.25,
+          3,
+          Code::kNotFound};
 }
 
 SampleReport sample_report() {

@@ -1,0 +1,265 @@
+// A worker joins while the others start and load a checkpoint, as they do after all workers were lost. The
+// checkpoint has other values than the job begins with, and each step subtracts 1. So a value tells whether
+// it comes from the checkpoint, and how many steps have followed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cluster.h"
+#include "tests/unit/checkpoint/memory_files.h"
+#include "tests/unit/sanitizer.h"
+#include "tests/unit/wait_for.h"
+
+namespace dsgd::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+using dsgd_test::MemoryDisk;
+using testing::HasSubstr;
+using transport::Death;
+using transport::Duration;
+using transport::Time;
+
+constexpr int kResumedSteps = 30;      // at which the workers end
+constexpr float kSavedBeginning = 99;  // the value in the job that has saved, before its first step
+constexpr size_t kResumedElements = 4000;
+const int kJoinStride = dsgd_test::one_of(4, 16);
+
+Status save_now(Session& session, const std::string& folder) {
+  return wait_for(session, session.save_checkpoint(folder, Session::Mode::kWait));
+}
+
+Status load_now(Session& session) {
+  return wait_for(session, session.load_checkpoint("./model", Session::Mode::kWait));
+}
+
+// One parameter with this value, and a gradient of 1.
+float* add_resumed_model(Session& session, float value) {
+  (void)session.set_optimizer("sgd", "lr=1");
+  const auto count = static_cast<int64_t>(kResumedElements);
+  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+  std::fill_n(static_cast<float*>(memory->gradient), count, 1.0f);
+  std::fill_n(static_cast<float*>(memory->value), count, value);
+  return static_cast<float*>(memory->value);
+}
+
+// The disk that a job leaves which saves after so many steps.
+std::shared_ptr<MemoryDisk> disk_of_job(int steps) {
+  const auto disk = std::make_shared<MemoryDisk>();
+  Cluster cluster({.workers = 1, .files = true, .disk = disk},
+                  [steps](Cluster& cluster, Session& session, int worker) {
+                    add_resumed_model(session, kSavedBeginning);
+                    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+                    StepResult result;
+                    for (int k = 0; k < steps; ++k)
+                      cluster.note(worker, "step", [&] { return session.step(1, &result); });
+                    cluster.note(worker, "save", [&] { return save_now(session, "./model"); });
+                  });
+  EXPECT_TRUE(cluster.run_until_ended(60s));
+  EXPECT_FALSE(cluster.first_failure(0)) << cluster.history(0);
+  return disk;
+}
+
+struct ResumedJob {
+  int saved = 3;  // steps of the checkpoint; -1: there is none
+  int joiners = 1;
+  Duration join{};                            // of the first joiner, after the others have joined
+  std::vector<Duration> before = {0us, 3ms};  // by worker: between dsgd_start and dsgd_checkpoint_load
+  bool others_load = true;
+  bool others_save = false;   // into another folder, before they load
+  bool others_leave = false;  // without a load and a step
+  int lost = 0;               // workers that are killed, from worker 0 on
+  Duration loss{};            // after workers 0 and 1 have joined
+  std::map<std::string, std::string> settings = {};
+  uint64_t seed = 1;
+};
+
+class Resumed {
+ public:
+  explicit Resumed(const ResumedJob& job)
+      : job_(job),
+        values(static_cast<size_t>(2 + job.joiners)),
+        cluster(options_of(job), [this](Cluster&, Session& session, int worker) { train(session, worker); }) {
+    for (int worker : {0, 1}) EXPECT_TRUE(cluster.run_until_noted(worker, "open", 30s));
+    const Time begin = cluster.world.now();
+    for (int joiner = 0; joiner < job.joiners; ++joiner)
+      cluster.world.at(begin + job.join + joiner * 1300us,
+                       [this, joiner] { cluster.start_worker(2 + joiner); });
+    for (int victim = 0; victim < job.lost; ++victim) {
+      cluster.world.at(begin + job.loss,
+                       [this, victim] { cluster.world.kill(cluster.process(victim), Death::kReset); });
+    }
+    EXPECT_TRUE(cluster.run_until_ended(100s)) << "a worker hangs";
+  }
+
+  void expect_right() const {
+    const bool loads = job_.others_load && job_.saved >= 0;
+    const std::vector<float> right(kResumedElements,
+                                   (loads ? kSavedBeginning : 0) - static_cast<float>(kResumedSteps));
+    for (int worker = job_.lost; worker < cluster.all(); ++worker) {
+      for (const NotedCall& call : cluster.calls(worker)) {
+        const bool may_fail =
+            (call.name == "load" || call.name == "save") && call.status.code() == Code::kViewChanged;
+        EXPECT_TRUE(call.status.ok() || may_fail) << cluster.histories();
+        EXPECT_LT(call.ended - call.began, 3s) << cluster.histories();
+      }
+      EXPECT_TRUE(values[static_cast<size_t>(worker)] == right)
+          << "worker " << worker << " has other values\n"
+          << cluster.histories();
+    }
+  }
+  bool logged(int worker, const std::string& text) const {
+    return std::any_of(cluster.log(worker).begin(), cluster.log(worker).end(),
+                       [&](const std::string& line) { return line.find(text) != line.npos; });
+  }
+
+ private:
+  static ClusterOptions options_of(const ResumedJob& job) {
+    ClusterOptions options{
+        .workers = 2, .joiners = job.joiners, .separate_head = true, .files = true, .seed = job.seed};
+    if (job.saved >= 0) options.disk = disk_of_job(job.saved);
+    options.settings = {{"lease", "500ms"},
+                        {"min_workers", "1"},
+                        {"max_workers", std::to_string(2 + job.joiners)},
+                        {"step_timeout", "20s"}};
+    for (const auto& [key, value] : job.settings) options.settings[key] = value;
+    options.network.delay = {100us, 400us};
+    return options;
+  }
+
+  void train(Session& session, int worker) {
+    float* const value = add_resumed_model(session, 0);
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    const bool joins = worker >= 2;
+    if (!joins) cluster.pass_time(worker, job_.before[static_cast<size_t>(worker)]);
+    if (!joins && job_.others_save)  // once: a worker that has joined makes no such call
+      cluster.note(worker, "save", [&] { return save_now(session, "./other"); });
+    if (!joins && job_.others_leave) return;
+    if (joins || job_.others_load) {
+      Status status;
+      do {
+        cluster.note(worker, "load", [&] {
+          status = load_now(session);
+          return status.code() == Code::kNotFound ? Status() : status;
+        });
+      } while (status.code() == Code::kViewChanged);
+      if (!status.ok() && status.code() != Code::kNotFound) return;
+    }
+    StepResult result;
+    for (auto k = session.info().steps; k < kResumedSteps; ++k) {
+      cluster.pass_time(worker, 4ms);
+      if (!cluster.note(worker, "step " + std::to_string(k), [&] { return session.step(1, &result); }))
+        return;
+    }
+    values[static_cast<size_t>(worker)].assign(value, value + kResumedElements);
+  }
+
+  const ResumedJob job_;
+
+ public:
+  std::vector<std::vector<float>> values;  // at the end, by worker
+  Cluster cluster;
+};
+
+TEST(JoiningAroundALoad, TakesPartInTheLoadOfTheOthersOrHoldsTheirState) {
+  const std::vector<ResumedJob> jobs = {{},
+                                        {.saved = 0},
+                                        {.saved = -1},
+                                        {.joiners = 2},
+                                        {.saved = -1, .joiners = 2},
+                                        {.others_load = false},
+                                        {.others_save = true}};
+  size_t n = 0;
+  for (ResumedJob of : jobs) {
+    int took_part = 0, held = 0;
+    for (const Duration before : {0ms, 3ms, 20ms}) {
+      for (of.join = 0us; of.join < 8ms; of.join += kJoinStride * 400us) {
+        SCOPED_TRACE("job " + std::to_string(n) + ", joins after " + std::to_string(of.join / 1us) +
+                     " us, the others load " + std::to_string(before / 1us) + " us after their start");
+        of.before = {before, before + 1ms};
+        const Resumed job(of);
+        job.expect_right();
+        if (HasFailure()) return;
+        ++(job.logged(2, "loads no checkpoint") ? held : took_part);
+      }
+    }
+    EXPECT_TRUE(took_part > 0 || !of.others_load) << n;
+    EXPECT_GT(held, 0) << n;
+    ++n;
+  }
+}
+
+// The change of the view may end the load of one worker after the other has ended its own, without a
+// checkpoint.
+TEST(JoiningAroundALoad, AFailedLoadFailsOnAllWorkersInTheSameWay) {
+  for (Duration join = 300us; join < 1500us; join += kJoinStride * 20us) {
+    SCOPED_TRACE("joins after " + std::to_string(join / 1us) + " us");
+    const Resumed job({.saved = -1, .join = join, .before = {3000us, 3100us}, .seed = 4});
+    job.expect_right();
+    if (HasFailure()) return;
+  }
+}
+
+// Workers that have joined load the checkpoint after all others were lost.
+TEST(JoiningAroundALoad, WorkersThatHaveJoinedOutliveAllOthers) {
+  const Resumed job({.joiners = 2, .before = {1s, 1s}, .lost = 2, .loss = 30ms});
+  job.expect_right();
+  for (int worker : {2, 3}) EXPECT_FALSE(job.logged(worker, "loads no checkpoint"));
+}
+
+TEST(JoiningAroundALoad, DoesNotWaitForWorkersThatHaveLeft) {
+  const Resumed job({.join = 1ms, .before = {100ms, 100ms}, .others_leave = true});
+  ASSERT_TRUE(job.cluster.call(2, "load"));
+  EXPECT_LT(job.cluster.call(2, "load")->ended - job.cluster.call(2, "load")->began, 3s);
+  EXPECT_FALSE(job.cluster.first_failure(2)) << job.cluster.history(2);
+}
+
+// Worker 1 waits in a paused view, with a load that has not begun.
+TEST(JoiningAroundALoad, EndsThePauseOfAJobWhoseWorkersWaitToLoad) {
+  const Resumed job({.join = 1s,
+                     .before = {1s, 500ms},
+                     .lost = 1,
+                     .loss = 5ms,
+                     .settings = {{"min_workers", "2"}, {"rejoin_timeout", "60s"}}});
+  job.expect_right();
+}
+
+// The others cannot complete the first step of the worker that joins, since it comes too late.
+TEST(JoiningAroundALoad, AWorkerWhoseFirstStepHasFailedLoadsWithTheOthers) {
+  ClusterOptions options{.joiners = 1, .separate_head = true, .files = true};
+  options.disk = disk_of_job(3);
+  options.settings = {{"lease", "500ms"}, {"max_workers", "3"}, {"step_timeout", "1s"}};
+  Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+    add_resumed_model(session, 0);
+    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+    if (worker == 2) cluster.pass_time(worker, 3s);
+    StepResult result;
+    while (cluster.note(worker, "step", [&] { return session.step(1, &result); }))
+      cluster.pass_time(worker, 10ms);
+    if (cluster.world.now() < 12s + Time{}) cluster.pass_time(worker, 12s + Time{} - cluster.world.now());
+    Status status;
+    do {
+      cluster.note(worker, "load", [&] { return status = load_now(session); });
+    } while (status.code() == Code::kViewChanged);
+    for (int k = 0; k < 10; ++k) cluster.note(worker, "later step", [&] { return session.step(1, &result); });
+  });
+  ASSERT_TRUE(cluster.run_until_noted(0, "step", 8s));
+  cluster.start_worker(2);
+  EXPECT_TRUE(cluster.run_until_ended(60s)) << "a worker hangs";
+  for (int worker : {0, 1, 2}) {
+    for (const char* call : {"load", "later step"}) {
+      const NotedCall* const made = cluster.call(worker, call);
+      ASSERT_TRUE(made) << cluster.histories();
+      EXPECT_TRUE(made->status.ok()) << cluster.history(worker);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dsgd::simulation
