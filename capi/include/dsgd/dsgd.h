@@ -138,8 +138,8 @@
  *                  copies=2 or more. If the optimizer has no state (sgd without momentum, and no
  *                  parameter of a half type), ps needs no copies. NCCL is not used.
  *                - The optimizer is not "none".
- *                - A loss during dsgd_strategy_set or dsgd_checkpoint_load ends the job if only some
- *                  workers have ended that call.
+ *                - A loss or a join during dsgd_strategy_set or dsgd_checkpoint_load ends the job if the
+ *                  call has succeeded on some workers only.
  *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
  *                  workers may hold the whole object, and the name may be taken. Delete the object (ignore
  *                  DSGD_ERR_NOT_FOUND), and put it again.
@@ -1262,10 +1262,15 @@ DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
                                       const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 
 /* Loads a checkpoint into a started session, whose next step is then the one after the checkpoint.
- * Collective: all workers call it between the same steps; usually right after dsgd_start. In a worker that
- * has joined a running job, a call before its first step does nothing: it holds the state of the others
- * already. So no worker should join between the dsgd_start of the others and the end of their load: the load
- * fails with DSGD_ERR_VIEW_CHANGED, and repeated it would wait for the new worker. Start the job again then.
+ * Collective: all workers call it between the same steps; usually right after dsgd_start. There, if it fails
+ * with DSGD_ERR_VIEW_CHANGED, repeat it until it does not, on all workers. If it has failed on other workers
+ * before the view changed, the repeated call fails with the same code.
+ *
+ * A worker that has joined a running job may make the call before its first step, as a program does that was
+ * started again. If the others have made no step, the call waits until they begin their next call, and takes
+ * part if that is a load. Otherwise it returns DSGD_OK and changes nothing, since the worker holds the state
+ * of the others already. If its host does not make the call, a load of the others waits for it until their
+ * deadline.
  *
  * `folder` is DIR, whose newest checkpoint is loaded, or one checkpoint DIR/step-NNNNNNNNNN; NULL:
  * `checkpoint_dir`. The number of workers, the strategy, the devices and the number of replicas may differ
