@@ -122,8 +122,8 @@ struct ViewReport {
   std::vector<uint8_t> held;
   bool on_host = false;  // all its replicas are: state travels as a stream (FetchState)
   double learning_rate = 0;
-  uint64_t loads = 0;            // of checkpoints, which have ended other than by a change of the view
-  Code load_result = Code::kOk;  // of the last of them
+  uint64_t loads = 0;            // loads of checkpoints that have ended, except by a change of the view
+  Code load_result = Code::kOk;  // of the last of these
   bool operator==(const ViewReport&) const = default;
 };
 

@@ -65,10 +65,11 @@ class Operations final : public OperationEvents {
   WaitedPeers waited_peers(uint64_t call) const;
   std::vector<int32_t> missing_ranks() const;  // that open operations wait for, ascending
 
-  // Whether a peer has begun this operation, and this worker has not. With `kind`: whether it may be of that
-  // kind, which is not known of an operation that a peer has refused or failed.
+  // Returns whether a peer has begun, refused or failed this operation before this worker has begun it. With
+  // `kind`, returns false if the operation is known to be of another kind. The kind of an operation that has
+  // only been refused or failed is unknown.
   bool only_peers_have_begun(uint64_t operation, std::optional<Kind> kind = {}) const;
-  // `call` is called when that becomes true of some operation.
+  // Calls `call` whenever only_peers_have_begun() may have become true of an operation.
   void on_early_operation(std::function<void()> call) { on_early_ = std::move(call); }
 
   // For tasks.

@@ -21,7 +21,8 @@ class CheckpointQueue {
   using SharedCall = std::shared_ptr<CheckpointCall>;
   using Done = std::function<void(const Status&)>;
 
-  // `may_begin`: whether the next call, this one, may begin now; start_next() follows when it may.
+  // `may_begin` says whether its argument, the next call, may begin now. The owner calls start_next() when
+  // the answer may have changed.
   CheckpointQueue(transport::Loop& loop, std::function<bool(const CheckpointCall&)> may_begin);
   void use_files(std::shared_ptr<transport::Files> files) { files_ = std::move(files); }
   const std::shared_ptr<transport::Files>& files() const { return files_; }  // null: there are none

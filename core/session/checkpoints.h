@@ -22,7 +22,8 @@ class Checkpoints {
 
   explicit Checkpoints(EngineState& state)
       : state_(state), queue_(state.loop, [this](const CheckpointCall& next) {
-          return !state_.recovering && (!next.follows || next_of_others() != NextCall::kUnknown);
+          return !state_.recovering &&
+                 (!next.follows || state_.rank() == 0 || next_of_others() != NextCall::kUnknown);
         }) {}
   void use_files(std::shared_ptr<transport::Files> files) { queue_.use_files(std::move(files)); }
   // Both are called between steps. Without files they fail. The model must not change until `taken` was
@@ -33,14 +34,15 @@ class Checkpoints {
   // A failure is reported, and training goes on: the next checkpoint may succeed.
   void save_at_interval(std::function<void()> taken);
 
-  // A change of the view may end a load on one worker just after it has failed on another. So the workers of
-  // the new view report how many loads have ended on them, and with which code the last one has. If this
-  // worker has missed one, the repeated call fails with that code.
+  // A load may fail on one worker, and a change of the view may then end it on another with kViewChanged. The
+  // first one does not repeat it. So the workers of the new view report how many loads have ended on each,
+  // and the code of the last one. On a worker that has ended fewer, the repeated call fails with that code.
   void report(transport::ViewReport* mine) const;
   void take_reports(const std::vector<transport::ViewReport>& reports);
 
   bool idle() const { return queue_.idle(); }  // no call is in flight
-  // Recovery has ended (EngineState::recovering), a peer has left, or has begun an operation.
+  // Begins the next call if it may begin. Called when recovery has ended (EngineState::recovering), when a
+  // peer has left, and when a peer has begun an operation before this worker.
   void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
   void close() { queue_.close(); }                    // the last call on the loop
@@ -79,16 +81,16 @@ class Checkpoints {
   void restore_shards(const checkpoint::Manifest& manifest);
 
   struct MissedLoad {
-    uint64_t step;  // of the next step then
-    Code result;
+    uint64_t step;  // EngineState::next_step when it was missed
+    Code result;    // on the other workers
   };
 
   EngineState& state_;
   CheckpointQueue queue_;
-  uint64_t loads_ = 0;            // that have ended, other than by a change of the view
-  Code load_result_ = Code::kOk;  // of the last of them
-  std::optional<MissedLoad> missed_load_;
-  Memory snapshot_;  // the copy of the last save
+  uint64_t loads_ = 0;                     // loads that have ended, except by a change of the view
+  Code load_result_ = Code::kOk;           // of the last of these
+  std::optional<MissedLoad> missed_load_;  // which the host has not been told of yet
+  Memory snapshot_;                        // the copy of the last save
   size_t snapshot_nbytes_ = 0;
 };
 

@@ -63,36 +63,44 @@ SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t
 
 }  // namespace
 
-// A host that starts again after a failure loads a checkpoint before its first step. If this worker has
-// joined a running job meanwhile, it holds the state of the others, which make steps and would not take part.
-// If they have made no step, they may be about to load, or to make a step because they have found no
-// checkpoint. So this worker follows: it waits until they begin a call, and takes part if that is a load.
-// Rank 0 does not follow, since no other worker has been in the job for longer.
+// A program that is restarted after a failure loads a checkpoint before its first step. If its worker has
+// joined a running job, it holds the state of the others already. If these have completed a step, they do not
+// load, so this worker does not load either. If they have not, their next call may be a load, or a step
+// because there is no checkpoint. So this worker follows: it waits until they begin a call, and takes part if
+// that is a load. Ranks are in the order of joining, so rank 0 has nobody to wait for.
 void Checkpoints::load(const std::string& folder, Done done, const CallOptions& options) {
-  const bool first_call = state_.joined_at == state_.next_step && state_.torn.ok();
-  if (first_call && state_.next_step > 0) {
+  const bool has_just_joined = state_.joined_at == state_.next_step && state_.torn.ok();
+  if (has_just_joined && state_.next_step > 0) {
     log_no_load();
     return done({});
   }
   const auto checkpoint = new_call(Kind::kLoad, folder, options);
-  checkpoint->done = [this, its = checkpoint.get(),
-                      done = state_.begin_change(std::move(done))](const Status& status) {
-    if (its->call && status.code() != Code::kViewChanged) ++loads_, load_result_ = status.code();
+  checkpoint->follows = has_just_joined;
+  checkpoint->done = [this, its = checkpoint.get(), done = std::move(done)](const Status& status) {
+    const bool has_begun = its->call || (!its->follows && !its->expired.ok());
+    if (has_begun && status.code() != Code::kViewChanged) {
+      ++loads_;
+      load_result_ = status.code();
+    }
     done(status);
   };
+  // While a load follows, this worker still gives its state to others that join.
+  if (!checkpoint->follows) checkpoint->done = state_.begin_change(std::move(checkpoint->done));
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
-  checkpoint->follows = first_call && state_.rank() > 0;
+  if (checkpoint->follows && state_.rank() > 0)
+    state_.log->info("loads with the other workers if their next call is a load: waits until they begin it");
   queue_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
 
-// If a worker of the view has left, no load can succeed in it.
+// A load needs all workers of the view. So after one has left, this worker does not wait for a load.
 Checkpoints::NextCall Checkpoints::next_of_others() const {
   const auto begun = [this](uint32_t channel, std::optional<Kind> kind = {}) {
     const uint64_t first = operation_number(state_.calls.next(channel), 0);
     return state_.mesh->operations.only_peers_have_begun(first, kind);
   };
   if (begun(kCheckpointChannel, Kind::kLoad)) return NextCall::kLoad;
-  bool other = begun(kCheckpointChannel) || begun(0);
+  bool other = false;
+  for (uint32_t channel = 0; channel < kChannels; ++channel) other = other || begun(channel);
   for (int32_t rank = 0; rank < state_.size(); ++rank) other = other || state_.mesh->peers.has_left(rank);
   return other ? NextCall::kOther : NextCall::kUnknown;
 }
@@ -119,17 +127,19 @@ void Checkpoints::start_load(const SharedCall& checkpoint) {
   const auto missed = std::exchange(missed_load_, std::nullopt);
   if (missed && missed->step == state_.next_step) {
     return queue_.end(
-        checkpoint, Status(missed->result,
-                           std::string("dsgd_checkpoint_load has ended with ") + code_name(missed->result) +
-                               " on other workers, just before the workers of the job changed; they say why")
-                        .with_operation(kind_name(Kind::kLoad)));
+        checkpoint,
+        Status(missed->result,
+               std::string("dsgd_checkpoint_load has ended with ") + code_name(missed->result) +
+                   " on other workers, just before the workers of the job changed; see their errors")
+            .with_operation(kind_name(Kind::kLoad)));
   }
   if (checkpoint->follows) {
-    if (next_of_others() != NextCall::kLoad) {
+    if (next_of_others() == NextCall::kOther) {
       log_no_load();
       return queue_.end(checkpoint, {});
     }
     state_.joined_at.reset();
+    checkpoint->done = state_.begin_change(std::move(checkpoint->done));
   }
   if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   const auto found = std::make_shared<Store::Found>();

@@ -58,7 +58,7 @@ void Engine::on_state_asked(const std::string& worker_id, const transport::Fetch
   const bool newcomer = rank_of(present.members, worker_id) < 0;  // which knows an earlier view
   if (!newcomer && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
-  const bool awaited = present.paused;  // the others wait for it, and no load has begun
+  const bool awaited = present.paused;  // the others wait for the newcomer, and their loads have not begun
   if (newcomer && !awaited && (!state_.started || !state_.torn.ok()))
     return respond(Status(kNotNow, state_.started ? "it has to load a checkpoint" : "it has not started"));
   if (newcomer && !awaited && state_.changes > 0)

@@ -1262,15 +1262,15 @@ DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
                                       const dsgd_op_options *options, dsgd_op **op, dsgd_error **error);
 
 /* Loads a checkpoint into a started session, whose next step is then the one after the checkpoint.
- * Collective: all workers call it between the same steps; usually right after dsgd_start. There, if it fails
- * with DSGD_ERR_VIEW_CHANGED, repeat it until it does not, on all workers. If it has failed on other workers
- * before the view changed, the repeated call fails with the same code.
+ * Collective: all workers call it between the same steps, usually right after dsgd_start. If it fails there
+ * with DSGD_ERR_VIEW_CHANGED, repeat it on all workers until it returns another status. If the load had
+ * failed on another worker before the view changed, the repeated call fails with the same code.
  *
- * A worker that has joined a running job may make the call before its first step, as a program does that was
- * started again. If the others have made no step, the call waits until they begin their next call, and takes
- * part if that is a load. Otherwise it returns DSGD_OK and changes nothing, since the worker holds the state
- * of the others already. If its host does not make the call, a load of the others waits for it until their
- * deadline.
+ * A worker that has joined a running job may make the call before its first step, as a restarted program
+ * does. It holds the state of the others already. If these have completed a step, the call returns DSGD_OK
+ * and changes nothing. Otherwise it waits until they begin their next step, load, save or collective, or
+ * until its deadline. If that is a load, it takes part; else it returns DSGD_OK and changes nothing. If the
+ * worker does not make the call, a load of the others waits for it until their deadline.
  *
  * `folder` is DIR, whose newest checkpoint is loaded, or one checkpoint DIR/step-NNNNNNNNNN; NULL:
  * `checkpoint_dir`. The number of workers, the strategy, the devices and the number of replicas may differ
@@ -1338,10 +1338,10 @@ typedef struct dsgd_head dsgd_head;
  * at least 2 s. The key `head` of the workers lists the addresses of all. A head whose lease in etcd is over
  * tells the workers nothing more, closes their connections, and ends with DSGD_ERR_WORKER_LOST. One that
  * stands by ends with DSGD_OK when the job has ended, well or not. The end of the job removes the state.
- * etcd:// is plain HTTP: with the TLS keys it is a warning, unless all servers are on the loopback interface.
- * "etcds://..." is TLS, and needs the keys `tls_cert`, `tls_key` and `tls_ca`: a CA of `tls_ca` must have
- * signed the server's certificate, which must be for the host in `head_state`. Files that are replaced serve
- * the connections that are made afterwards. Needs libcurl.so.4 at run time.
+ * etcd:// is plain HTTP. If the job uses TLS, the head warns of it, unless all servers are on the loopback
+ * interface. "etcds://..." is HTTPS, and needs the keys `tls_cert`, `tls_key` and `tls_ca`. A CA of `tls_ca`
+ * must have signed the server's certificate, which must be for the host in `head_state`. After these files
+ * are replaced, new connections use the new ones. Both need libcurl.so.4 at run time.
  * Blocks: to resolve a host name in `head`, up to `init_timeout`; for the first answer of etcd, up to a
  * quarter of its lease, and at most 5 s, for each server.
  * Errors: DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_UNREACHABLE (an unknown host name, or an address of another
