@@ -272,8 +272,8 @@ class Environment {
   virtual Result<std::shared_ptr<Files>> new_files() {
     return Status(Code::kUnsupported, "this environment has no files");
   }
-  // `tls`: requests go by HTTPS. The certificate of a server must lead to tls->ca and be for the server's
-  // host, and tls->cert is shown to it. Each new connection reads the files.
+  // Without `tls`, requests go by plain HTTP; with it, by HTTPS. The server's certificate must lead to a CA
+  // of tls->ca and name the server's host. The client shows tls->cert. Each new connection reads the files.
   virtual Result<std::unique_ptr<Http>> new_http(std::optional<TlsFiles> /*tls*/) {
     return Status(Code::kUnsupported, "this environment has no HTTP");
   }

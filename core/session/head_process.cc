@@ -129,8 +129,8 @@ int64_t other_descriptors(const std::string& location, const EtcdPlace& etcd) {
   if (location.empty()) return listener;
   if (!is_etcd(location)) return listener + 2;  // the lock, and the file or the next one
   // The two ends of libcurl's wake-up pair, a look-up of a name, a second connection to a server for requests
-  // at the same time, and a connection to each server. With TLS, a file of which a new connection needs what
-  // is in it.
+  // at the same time, and a connection to each server. With TLS, the certificate or key file that libcurl
+  // reads for a new connection.
   return listener + 4 + static_cast<int64_t>(etcd.servers.size()) + (etcd.tls ? 1 : 0);
 }
 

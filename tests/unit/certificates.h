@@ -20,7 +20,8 @@ class TestAuthority {
   TestAuthority& operator=(const TestAuthority&) = delete;
 
   // Writes a new key and a certificate that this CA has signed, in place of those of that name, if any. It is
-  // valid from an hour ago until `seconds` from now. `host`: for which it is, "IP:127.0.0.1"; "": none.
+  // valid from an hour ago until `seconds` from now. `host`: its subjectAltName, for example "IP:127.0.0.1";
+  // "": it has none.
   transport::TlsFiles issue(const std::string& name, int64_t seconds = 3600, const std::string& host = "");
   std::string path(const std::string& file) const { return folder_ + "/" + file; }
 

@@ -8,7 +8,7 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-constexpr long kNothing = 0;  // CURL_GLOBAL_NOTHING; TLS is prepared with any flags
+constexpr long kNothing = 0;  // CURL_GLOBAL_NOTHING; libcurl initializes TLS whatever the flags are
 
 Result<Curl> look_up_curl() {
   LoadedLibrary library("libcurl.so.4");

@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kMostAnswerBytes = 4 << 20;         // of etcd: 1.5 MiB in Base64, if its limit is not raised
 constexpr Duration kIdle = std::chrono::minutes(1);  // multi_wakeup() ends the wait earlier
 constexpr Duration kNameAge = std::chrono::minutes(1);  // after which a name is looked up again
-// A folder without certificates. Without one, libcurl from 8.21 on also trusts the CAs of the system.
+// A folder without certificates. By default libcurl may also trust the CAs of the system.
 constexpr const char* kNoCaFolder = "/dev";
 
 long milliseconds_until(Time until) {
@@ -235,24 +235,25 @@ class CurlHttp final : public Http {
     curl_.multi_add_handle(multi_, easy);
   }
 
-  // Returns the first result that is not kOk. The library reads the files for each connection. Neither the
-  // CAs nor a session of an earlier connection may stand in for files that have been replaced since.
+  // Sets the options of TLS. Returns kOk, or the first error. The library reads the files for each
+  // connection. The caches are off, so that replaced files count.
   int set_tls(void* easy) const {
     int failed = Curl::kOk;
-    const auto set = [&](int option, auto value, int allowed = Curl::kOk) {
+    const auto set = [&](int option, auto value, bool is_optional = false) {
       const int result = curl_.easy_setopt(easy, option, value);
-      if (failed == Curl::kOk && result != allowed) failed = result;
+      const bool is_missing = result == Curl::kNotBuiltIn || result == Curl::kUnknownOption;
+      if (failed == Curl::kOk && result != Curl::kOk && !(is_optional && is_missing)) failed = result;
     };
     set(Curl::kVerifyPeer, 1L);
     set(Curl::kVerifyHost, 2L);
     set(Curl::kCaFile, tls_->ca.c_str());
-    set(Curl::kCaFolder, kNoCaFolder, Curl::kNotBuiltIn);  // then there is no folder of the system either
+    set(Curl::kCaFolder, kNoCaFolder, true);  // where it is missing, so is the folder of the system
     set(Curl::kCertificate, tls_->cert.c_str());
     set(Curl::kKey, tls_->key.c_str());
     set(Curl::kKeyPassphrase, "");  // without one, OpenSSL would ask at the terminal
     set(Curl::kTlsVersion, Curl::kTls12OrLater);
     set(Curl::kSessionCache, 0L);
-    set(Curl::kCaCacheSeconds, 0L, Curl::kUnknownOption);  // before 7.87 there is no cache
+    set(Curl::kCaCacheSeconds, 0L, true);  // before 7.87 there is no cache
     // A request of HTTP/2 that times out would leave its dead connection to the next one.
     set(Curl::kHttpVersion, Curl::kHttp11);
     return failed;
@@ -274,7 +275,8 @@ class CurlHttp final : public Http {
     curl_.easy_getinfo(easy, Curl::kNewConnections, &connections);
     const std::unique_ptr<HttpCall> call = std::move(calls_.extract(easy).mapped());
     end_handle(easy, *call);
-    call->done(answer_of(*call, result, static_cast<int>(status), connections > 0));
+    // A server that has begun its answer has accepted the certificate, also on a new connection.
+    call->done(answer_of(*call, result, static_cast<int>(status), connections > 0 && status == 0));
   }
 
   Result<HttpAnswer> answer_of(HttpCall& call, int result, int status, bool is_connected_anew) const {
