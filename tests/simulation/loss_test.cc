@@ -911,6 +911,7 @@ Job draw(uint64_t seed, Random random) {
   job.seed = seed;
   job.workers = 2 + static_cast<int>(random.below(4));
   job.steps = 10 + static_cast<int>(random.below(20));
+  // Large models are slow, so only one seed in seven may have one.
   job.elements = static_cast<size_t>(job.steps) +
                  random.below(random.chance(0.3) ? (seed % 7 == 0 ? 200'000 : 20'000) : 3000);
   job.overlapped = random.chance(0.5);

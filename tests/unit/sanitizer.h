@@ -1,6 +1,6 @@
-// The share of its cases that a long test runs. DSGD_TEST_ALL=1, which `tests/run --all` sets, asks for all.
-// Otherwise a test leaves out cases that take no path of their own, and more of them under a sanitizer, which
-// makes a test 5 to 15 times as long.
+// How many of its cases a long test runs. With DSGD_TEST_ALL=1, which `tests/run --all` sets, it runs all.
+// Otherwise it skips cases that take no path of their own. Under a sanitizer, which makes a test 5 to 15
+// times as long, it skips more of them, and ignores DSGD_TEST_ALL.
 #pragma once
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ inline bool runs_all_cases() {
   return !kSanitized && all != nullptr && std::string_view(all) == "1";
 }
 
-// A test runs one of so many cases.
+// Returns the stride n of a loop over cases: the test runs every nth case.
 inline int one_of(int by_default, int sanitized) {
   return kSanitized ? sanitized : runs_all_cases() ? 1 : by_default;
 }
