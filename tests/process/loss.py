@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills, stops and adds workers of real jobs, and checks from what the workers have written that the others have trained on.
 
-loss.py DSGD WORKER... [--jobs N] [--seed S] [--report FILE] [--namespaces]
+loss.py DSGD WORKER... [--jobs N] [--seed S] [--few S,S,...] [--report FILE] [--namespaces]
 
 Each job has a head of its own process and three to five workers (loss_worker.c). Given several WORKER commands, for example
 of several languages, each worker of a job runs one of them. Some workers, but not all, get
@@ -49,6 +49,7 @@ def clean_environment(**more):
 class Worker:
     def __init__(self, program, number, job, head, token, folder, network=None):
         self.number, self.disturbed, self.signalled, self.network = number, None, None, network
+        self.steps, self.drawn, self.values, self.failure, self.code, self.position = [], {}, None, None, None, 0
         self.path = os.path.join(folder, f"worker{number}")
         environment = clean_environment(
             DSGD_HEAD=head, DSGD_TOKEN=token, DSGD_NUM_WORKERS=str(job.workers), DSGD_MIN_WORKERS="1",
@@ -89,22 +90,25 @@ class Worker:
             self.network.heal(self.space)
 
     def read(self):
-        self.steps, self.drawn, self.values, self.failure, self.code = [], {}, None, None, None
-        with open(self.path) as lines:
-            for line in lines:
-                word, _, rest = line.rstrip("\n").partition(" ")
-                if word == "step" and len(rest.split()) == 6:
-                    k, view, size, weight, change, seconds = rest.split()
-                    self.steps.append((int(k), round(float(change) * float(weight)), float(weight), float(seconds)))
-                elif word == "drew" and line.endswith("\n"):
-                    k, *indices = map(int, rest.split())
-                    self.drawn[k] = indices
-                elif word == "values":
-                    self.values = rest
-                elif word == "failed":
-                    self.failure = rest
-                    code = rest.partition(" ")[0]  # DSGD_ERR_WORKER_LOST in C, without DSGD_ERR_ in Java and Python, ErrWorkerLost in Go
-                    self.code = code.removeprefix("DSGD_ERR_").removeprefix("Err").replace("_", "").upper()
+        """Reads the lines that the worker has written since the last call."""
+        with open(self.path, "rb") as output:
+            output.seek(self.position)
+            lines, end, _ = output.read().rpartition(b"\n")
+        self.position += len(lines) + len(end)
+        for line in lines.decode().splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "step":
+                k, view, size, weight, change, seconds = rest.split()
+                self.steps.append((int(k), round(float(change) * float(weight)), float(weight), float(seconds)))
+            elif word == "drew":
+                k, *indices = map(int, rest.split())
+                self.drawn[k] = indices
+            elif word == "values":
+                self.values = rest
+            elif word == "failed":
+                self.failure = rest
+                code = rest.partition(" ")[0]  # DSGD_ERR_WORKER_LOST in C, without DSGD_ERR_ in Java and Python, ErrWorkerLost in Go
+                self.code = code.removeprefix("DSGD_ERR_").removeprefix("Err").replace("_", "").upper()
         self.first = self.steps[0][0] if self.steps else 0
 
     def at(self, step):
@@ -297,12 +301,16 @@ def main():
     parser.add_argument("worker", nargs="+", help="a command that runs process_loss_worker, or its like in another language")
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
+    parser.add_argument("--few", help="instead, the seeds of all jobs where the environment variable DSGD_TEST_ALL is not set")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     parser.add_argument("--namespaces", action="store_true", help="run each process in a network namespace; cut some off")
     options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.jobs)
+    if options.few and not os.environ.get("DSGD_TEST_ALL"):
+        seeds = [int(seed) for seed in options.few.split(",")]
     seen, counts, joins, heads = {}, collections.Counter(), 0, 0
     with Network(["head", *(f"w{n}" for n in range(7))]) if options.namespaces else contextlib.nullcontext() as network:
-        for seed in range(options.seed, options.seed + options.jobs):
+        for made, seed in enumerate(seeds, 1):
             job = Job(seed, options.namespaces)
             problems, of_job, joined = job.run(options.dsgd, options.worker, network)
             if problems:
@@ -314,8 +322,8 @@ def main():
             for kind, seconds in of_job:
                 seen.setdefault(kind, []).append(seconds)
             if sys.stdout.isatty() or seed % 50 == 0:
-                print(f"{seed - options.seed + 1} of {options.jobs} jobs", flush=True)
-    lines = [f"{options.jobs} jobs with {counts[signal.SIGKILL]} kills, {counts[signal.SIGSTOP]} stops, {counts[CUT]} cuts, {joins} joins "
+                print(f"{made} of {len(seeds)} jobs", flush=True)
+    lines = [f"{len(seeds)} jobs with {counts[signal.SIGKILL]} kills, {counts[signal.SIGSTOP]} stops, {counts[CUT]} cuts, {joins} joins "
              f"and {heads} kills of the head (lease {LEASE}): every worker that was left trained on"]
     for name, values in sorted((name_of(kind), values) for kind, values in seen.items()):
         values.sort()

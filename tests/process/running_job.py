@@ -9,7 +9,7 @@ LIMIT = 60  # s, of each wait
 class RunningJob:
     """A test gives it `program`, `job`, `token`, `folder` and head_address()."""
 
-    POLL = 0.005  # s, between two looks at what worker 0 has written
+    POLL = 0.01  # s, between two looks at what worker 0 has written
 
     def add_worker(self):
         self.workers.append(Worker(self.program, len(self.workers), self.job, self.head_address(), self.token, self.folder))

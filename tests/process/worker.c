@@ -17,6 +17,8 @@
  *   process_worker close               three steps; after SIGUSR1 closes without waiting and writes "closed"
  *   process_worker leave R             steps for ever; rank R closes after 3 steps and SIGUSR1, and writes
  *                                      "closed"; the others write "alone" after the first step without it
+ *
+ * A third argument of steps, wait and leave is a pause after each step, in microseconds.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -85,6 +87,7 @@ int main(int argc, char** argv) {
   if (argc < 2) return 2;
   const char* mode = argv[1];
   const long number = argc > 2 ? atol(argv[2]) : 0;
+  const useconds_t pause_after_step = argc > 3 ? (useconds_t)atol(argv[3]) : 0;
   sigset_t told;
   sigemptyset(&told);
   sigaddset(&told, SIGUSR1);
@@ -143,6 +146,7 @@ int main(int argc, char** argv) {
       if (rank != number) {
         failed = report(dsgd_step(session, 1, NULL, &error), &error);
         if (!failed) say("alone");
+        if (pause_after_step > 0) usleep(pause_after_step);
         continue;
       }
       int signal;
@@ -173,6 +177,7 @@ int main(int argc, char** argv) {
         failed = report(dsgd_abort(session, "the host has had enough", &error), &error);
       }
       if (!failed) failed = report(dsgd_step(session, 1, NULL, &error), &error);
+      if (pause_after_step > 0) usleep(pause_after_step);
     }
   }
   /* The host goes on: the session can be closed, its buffers read. */
