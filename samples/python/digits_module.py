@@ -24,14 +24,14 @@ module = nn.Sequential(
 with dsgd.init() as session:  # joins the job that `dsgd run` describes
     model = dsgd.torch.DistributedDataParallel(module, session)  # all workers hold rank 0's parameters
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.3)
     shard = session.shard(len(train_labels), seed=1)  # this worker's part of the data
 
     def update():  # applies the mean gradient, as every worker must do in each step
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
 
-    for epoch in range(15):
+    for epoch in range(6):
         model.train()
         for batch in shard.batches(16, epoch):
             optimizer.zero_grad()

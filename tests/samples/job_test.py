@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs of samples/job on the CPU: what they print, draw and write, and that they fail where they must.
+"""Jobs of samples/job on the CPU: what they print, draw and write, and that they fail where they must. With the environment
+variable DSGD_TEST_ALL workers in all languages are killed in each strategy, else in one.
 
 job_test.py --source DIR --build DIR --python PROGRAM LANGUAGE...      languages that are built, of c, java, go and python, in
                                                                        this order; a Python that has NumPy
@@ -24,7 +25,7 @@ import xml.etree.ElementTree
 from checks import Jobs, expect, failed, link, run
 
 ALL = ["c", "java", "go", "python"]
-EPOCHS = 40  # as help.txt says
+EPOCHS, FEW_EPOCHS = 40, 12  # by default, as help.txt says; enough to learn much
 SVG = "{http://www.w3.org/2000/svg}"
 
 # The work of stand-ins for the C trainer. `dsgd run` starts them with their rank in the environment.
@@ -38,17 +39,22 @@ def write_trainer(trainer, lines):
 
 
 def trains(jobs, languages):
-    """With default options, and with the other strategies."""
+    """With each strategy, the default one by default."""
     all_languages = [] if languages == ALL else ["--languages", ",".join(languages)]
+    few = ["--epochs", str(FEW_EPOCHS)]
     for strategy, workers, words in (("allreduce", 4, []), ("ps", 4, ["--strategy", "ps"]),
                                      ("simple", 2, ["--strategy", "simple", "--workers", "2"])):
-        output, report = jobs.run(*words, *all_languages)
+        output, report = jobs.run(*words, *few, *all_languages)
         if not report:
             continue
         in_turn = [languages[rank % len(languages)] for rank in range(workers)]
         report_is_complete(report, strategy, in_turn)
         output_shows(report, output)
-        curves_are_drawn(jobs.plot, EPOCHS, strategy)
+        curves_are_drawn(jobs.plot, FEW_EPOCHS, strategy)
+    output, report = jobs.run("--languages", "c", "--workers", "1")
+    if report:
+        expect(f" epoch  {EPOCHS}/{EPOCHS} " in output, f"{EPOCHS} epochs by default", output)
+        expect(report["workers"][0]["accuracy"] >= 97, "one worker learns", output)
 
 
 def report_is_complete(report, strategy, languages):
@@ -62,7 +68,7 @@ def report_is_complete(report, strategy, languages):
     expect([worker["rank"] for worker in workers] == list(range(len(languages))), f"{what} has all ranks in order", report)
     expect([worker["language"] for worker in workers] == languages, f"{what} has the languages in turn", report)
     expect(all(worker["device"] == "cpu" for worker in workers), f"{what} has all workers on the CPU", report)
-    expect(all(97 <= worker["accuracy"] <= 100 for worker in workers), f"{what} has accuracies in per cent, of 97 on", report)
+    expect(all(95 <= worker["accuracy"] <= 100 for worker in workers), f"{what} has accuracies in per cent, of 95 on", report)
     expect(all(re.fullmatch("[0-9a-f]{16}", worker["digest"]) for worker in workers), f"{what} has digests", report)
     expect(len({worker["digest"] for worker in workers}) == 1, f"{what} has equal digests", report)
 
@@ -72,7 +78,7 @@ def output_shows(report, output):
     strategy = report["strategy"]
     for worker in report["workers"]:
         rank, language = worker["rank"], worker["language"]
-        last = rf"^rank {rank} {language} +cpu +epoch +{EPOCHS}/{EPOCHS} +loss 0\.\d+ +test accuracy +[\d.]+ % +\d+ samples/s$"
+        last = rf"^rank {rank} {language} +cpu +epoch +{FEW_EPOCHS}/{FEW_EPOCHS} +loss 0\.\d+ +test accuracy +[\d.]+ % +\d+ samples/s$"
         expect(len(re.findall(last, output, re.MULTILINE)) == 1, f"{strategy}: the last epoch of rank {rank} is shown", output)
         row = rf"^ +{rank} +{language} +{worker['accuracy']:.2f} % +{worker['digest']}$"
         expect(len(re.findall(row, output, re.MULTILINE)) == 1, f"{strategy}: the table has rank {rank}", output)
@@ -83,8 +89,10 @@ def output_shows(report, output):
 
 def outlives_kills(jobs, languages):
     """--chaos: three workers are killed, and another one joins in each one's place."""
-    for strategy in "allreduce", "ps":
-        output, report = jobs.run("--chaos", "--strategy", strategy, "--languages", ",".join(languages))
+    in_c = ["--languages", "c", "--epochs", "20"]
+    in_all = ["--languages", ",".join(languages)]
+    for strategy, words in (("allreduce", in_all), ("ps", in_all if os.environ.get("DSGD_TEST_ALL") else in_c)):
+        output, report = jobs.run("--chaos", "--strategy", strategy, *words)
         if not report:
             continue
         case = f"--chaos, {strategy}"
@@ -294,8 +302,8 @@ def progress_is_shown(source, work):
 
 def seed_decides(jobs, languages):
     digests = []
-    for seed in ("4", "4", "5"):
-        _, report = jobs.run("--languages", ",".join(languages), "--epochs", "2", "--seed", seed)
+    for seed, chosen in (("4", languages), ("4", languages), ("5", languages[:1])):
+        _, report = jobs.run("--languages", ",".join(chosen), "--epochs", "2", "--seed", seed)
         digests.append(report["workers"][0]["digest"] if report else None)
     expect(digests[0] == digests[1] and digests[0], f"the same seed gives the same bits twice: {digests}")
     expect(digests[0] != digests[2], f"another seed gives others: {digests}")

@@ -1,4 +1,4 @@
-"""200 steps with dsgd and with torch.nn.parallel.DistributedDataParallel on Gloo, from the same values and data."""
+"""Some steps with dsgd and with torch.nn.parallel.DistributedDataParallel on Gloo, from the same values and data."""
 
 import copy
 
@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.distributed
 from jobs import Job
-from models import Batches, Branches, Checkpointed, convolution, frozen, mlp, state, tied, train
+from models import STEPS, Batches, Branches, Checkpointed, convolution, frozen, mlp, state, tied, train
 
 import dsgd.torch
 
+DECAY = STEPS // 4  # steps with the same learning rate
 CASES = {
     "mlp": (mlp, {}, {}),
     "mlp_zeroed_in_place": (mlp, {}, {"set_to_none": False}),
@@ -38,7 +39,7 @@ def trained_by_ddp(module, rank, rendezvous, options, training):
 
 def with_optimizer_of_torch(model, rank, training):
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=0.01)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=DECAY, gamma=0.5)
     train(model, Batches(rank), rank, optimizer=optimizer, scheduler=scheduler, **training)
 
 
@@ -63,12 +64,12 @@ def compare_own_optimizer(session, rendezvous, case):
     attachment = dsgd.torch.attach(session, ours, **options)
     session.set_optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
     session.start()
-    steps = iter(range(1, 201))
+    steps = iter(range(1, STEPS + 1))
 
     def after():
         attachment.step()
-        if (step := next(steps)) % 50 == 0:
-            session.set_learning_rate(0.1 * 0.5 ** (step // 50))
+        if (step := next(steps)) % DECAY == 0:
+            session.set_learning_rate(0.1 * 0.5 ** (step // DECAY))
 
     ours.no_sync = attachment.no_sync
     train(ours, Batches(session.rank), session.rank, after=after, **training)
