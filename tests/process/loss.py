@@ -64,7 +64,8 @@ class Worker:
         if network:
             command = network.command(self.space, *command)
         with open(self.path, "w") as output:
-            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            # Without its log, whose lines could come into one that is written in parts.
+            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.DEVNULL)
 
     @property
     def space(self):
