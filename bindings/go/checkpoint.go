@@ -27,8 +27,9 @@ func saveCheckpoint(s *Session, folder string) task {
 }
 
 // LoadCheckpoint loads the newest checkpoint of folder, or the checkpoint folder/step-NNNNNNNNNN that is given itself, after
-// Start; [ErrNotFound] says that there is none. [SessionInfo].Steps then counts its steps, and the shards that were made
-// before go on where it was taken. The number of workers and the strategy may be others.
+// Start; [ErrNotFound] says that there is none. After [ErrViewChanged], call it again, on all workers. [SessionInfo].Steps then
+// counts its steps, and the shards that were made before go on where it was taken. The number of workers and the strategy may
+// be others.
 func (s *Session) LoadCheckpoint(ctx context.Context, folder string) error {
 	return task{caller: s, fault: checkTexts("folder", folder), begin: func(op, err *uintptr) int {
 		return raw.Dsgd_checkpoint_load(s.pointer(), folder, nil, op, err)

@@ -230,7 +230,12 @@ int main(int argc, char** argv) {
   dsgd_shard* shard;
   check(dsgd_shard_new(session, (uint64_t)train.rows, seed, 0, &shard, &error), &error);
   if (folder) { /* go on from the newest checkpoint, also with another number of workers */
-    const int32_t status = dsgd_checkpoint_load(session, NULL, NULL, NULL, &error);
+    int32_t status = DSGD_ERR_VIEW_CHANGED;
+    while (status == DSGD_ERR_VIEW_CHANGED) { /* a worker has joined or was lost meanwhile: all load again */
+      dsgd_error_free(error);
+      error = NULL;
+      status = dsgd_checkpoint_load(session, NULL, NULL, NULL, &error);
+    }
     if (status == DSGD_ERR_NOT_FOUND) {
       dsgd_error_free(error);
       error = NULL;

@@ -240,7 +240,11 @@ func fit(session *dsgd.Session, train, test data, epochs, batch int, seed int64,
 	}
 	rows := make([]int64, batch)
 	if resume { // go on from the newest checkpoint, also with another number of workers
-		if err := session.LoadCheckpoint(context.Background(), ""); err != nil && !errors.Is(err, dsgd.ErrNotFound) {
+		err := session.LoadCheckpoint(context.Background(), "")
+		for errors.Is(err, dsgd.ErrViewChanged) { // a worker has joined or was lost meanwhile: all load again
+			err = session.LoadCheckpoint(context.Background(), "")
+		}
+		if err != nil && !errors.Is(err, dsgd.ErrNotFound) {
 			return err
 		}
 	}

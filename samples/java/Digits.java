@@ -140,6 +140,18 @@ public final class Digits {
     return otherwise;
   }
 
+  private static void loadNewest(Session session) throws InterruptedException {
+    while (true) {
+      try {
+        session.loadCheckpoint(null);
+        return;
+      } catch (DsgdException error) {
+        if (error.status() == Status.NOT_FOUND) return; // there is none
+        if (error.status() != Status.VIEW_CHANGED) throw error; // else a worker has joined or was lost: all load again
+      }
+    }
+  }
+
   private void train(Session session, Data train, Data test, String[] args) throws InterruptedException {
     int epochs = Integer.parseInt(option(args, "--epochs", "40"));
     int batch = Integer.parseInt(option(args, "--batch", "16"));
@@ -161,11 +173,7 @@ public final class Digits {
 
     Shard shard = session.shard(train.labels.size(), seed);
     if (option(args, "--checkpoint", null) != null) {
-      try { // go on from the newest checkpoint, also with another number of workers
-        session.loadCheckpoint(null);
-      } catch (DsgdException error) {
-        if (error.status() != Status.NOT_FOUND) throw error;
-      }
+      loadNewest(session); // go on from the newest checkpoint, also with another number of workers
     }
     int first = Math.max((int) shard.epoch(), 1); // of the checkpoint, or of a running job that this worker has joined
     for (int epoch = first; epoch <= epochs; epoch++) {

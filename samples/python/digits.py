@@ -64,6 +64,17 @@ def accuracy(values, pixels, labels):
     return 100 * float((forward(values, pixels)[1].argmax(axis=1) == labels).mean())
 
 
+def load_newest(session):
+    while True:
+        try:
+            return session.load_checkpoint()
+        except dsgd.Error as error:
+            if error.status == dsgd.Status.NOT_FOUND:  # there is none
+                return
+            if error.status != dsgd.Status.VIEW_CHANGED:  # else a worker has joined or was lost: all load again
+                raise
+
+
 def report(**values):
     print(json.dumps(values), flush=True)
 
@@ -102,11 +113,7 @@ def main():
 
         shard = session.shard(len(labels), seed=options.seed)
         if options.checkpoint:  # go on from the newest checkpoint, also with another number of workers
-            try:
-                session.load_checkpoint()
-            except dsgd.Error as error:
-                if error.status != dsgd.Status.NOT_FOUND:
-                    raise
+            load_newest(session)
         first = max(shard.epoch, 1)  # of the checkpoint, or of a running job that this worker has joined
         for epoch in range(first, options.epochs + 1):
             began, loss = time.perf_counter(), 0.0

@@ -352,8 +352,9 @@ class Session(Collectives):
 
     def load_checkpoint(self, folder: Union[str, "os.PathLike[str]", None] = None) -> None:
         """Loads the newest checkpoint of `folder`, or the checkpoint `folder`/step-NNNNNNNNNN that is given itself, after
-        start. Status.NOT_FOUND: there is none. info.steps then counts its steps, and the shards that were made before go
-        on where it was taken. The number of workers and the strategy may be others."""
+        start. Status.NOT_FOUND: there is none. After Status.VIEW_CHANGED, call it again, on all workers. info.steps then
+        counts its steps, and the shards that were made before go on where it was taken. The number of workers and the
+        strategy may be others."""
         self._run(_raw.dsgd_checkpoint_load, _path(folder), None)
 
     # ---- Objects, data, logs ----

@@ -371,7 +371,8 @@ public final class Session extends Collectives implements AutoCloseable {
   /**
    * Loads a checkpoint after start. {@link SessionInfo#steps} then counts its steps, and the shards
    * that were made before go on where it was taken. The number of workers and the strategy may be
-   * others. {@link Status#NOT_FOUND}: there is none.
+   * others. {@link Status#NOT_FOUND}: there is none. After {@link Status#VIEW_CHANGED}, call it
+   * again, on all workers.
    *
    * @param folder whose newest checkpoint is loaded, or the checkpoint folder/step-NNNNNNNNNN itself;
    *     null: the configured checkpoint_dir
