@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <random>
 
+#include "tests/unit/sanitizer.h"
 #include "transport/schema/codec_capnp.h"
 
 namespace dsgd::transport {
@@ -692,7 +692,7 @@ void flip_each_bit(std::vector<uint8_t> bytes, const std::function<void(std::spa
 
 // A message goes through the decoders of messages, or through all where DSGD_TEST_ALL is set.
 TEST(Codec, NoFlippedBitDoesHarm) {
-  const bool all = std::getenv("DSGD_TEST_ALL") != nullptr;
+  const bool all = dsgd_test::runs_all_cases();
   for (const auto& message : samples()) {
     flip_each_bit(encode(message), [all](std::span<const uint8_t> bytes) {
       if (all) return decode_all(bytes);

@@ -1,9 +1,8 @@
 // Checksums of frames: who has them, and that no flipped bit gets through.
 #include <sys/socket.h>
 
-#include <cstdlib>
-
 #include "support.h"
+#include "tests/unit/sanitizer.h"
 #include "transport/base/crc32c.h"
 #include "transport/schema/codec.h"
 #include "transport/uv/address.h"
@@ -221,7 +220,7 @@ TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
   const Outcome whole = carry({});
   ASSERT_TRUE(whole.client.ok()) << whole.client.message();
   ASSERT_TRUE(whole.delivered_as_sent);
-  const bool all = std::getenv("DSGD_TEST_ALL") != nullptr;
+  const bool all = dsgd_test::runs_all_cases();
   const int64_t of_small = all ? 7 : 23, of_spans = all ? 1597 : 4001;
   int flips = 0;
   for (bool to_server : {true, false}) {
