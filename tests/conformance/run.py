@@ -112,9 +112,9 @@ def unequal_ranks(script, results):
 
 
 def jobs(names, size, shift):
-    """(title, language of each rank): the first language alone, or each where DSGD_TEST_ALL is set, then mixed jobs from language
+    """(title, language of each rank): the first language alone, or each where TEST_ALL_CASES is set, then mixed jobs from language
     `shift` on, until each language has been in one."""
-    for name in names if os.environ.get("DSGD_TEST_ALL") or size == 1 else names[:1]:
+    for name in names if os.environ.get("TEST_ALL_CASES") or size == 1 else names[:1]:
         yield f"all {name}", [name] * size
     for first in range(shift, shift + len(names), size) if len(names) > 1 and size > 1 else ():
         mixed = [names[(first + rank) % len(names)] for rank in range(size)]

@@ -70,7 +70,7 @@ def run(says, workers, patience, command):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="no second run")
-    parser.add_argument("--once-by-default", action="store_true", help="no second run without the environment variable DSGD_TEST_ALL")
+    parser.add_argument("--once-by-default", action="store_true", help="no second run without the environment variable TEST_ALL_CASES")
     parser.add_argument("--then", metavar="KEY=VALUE", help="the second run, which there is then, has this setting, too")
     parser.add_argument("--says", metavar="TEXT", default="", help="what each worker's output must have")
     parser.add_argument("--patience", metavar="SECONDS", type=float, default=240, help="for each run, which takes a few")
@@ -81,7 +81,7 @@ def main():
     commands = [options.command]
     if options.then:
         commands.append([*options.command[:2], "--set", options.then, *options.command[2:]])
-    elif not (options.once or options.once_by_default and not os.environ.get("DSGD_TEST_ALL")):
+    elif not (options.once or options.once_by_default and not os.environ.get("TEST_ALL_CASES")):
         commands.append(options.command)
     digests = [run(options.says, options.workers, options.patience, command) for command in commands]
     if None in digests:

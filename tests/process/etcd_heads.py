@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Three heads of a real job keep its state in a real etcd server; the one that serves gets SIGKILL again and again.
 
-etcd_heads.py DSGD WORKER [--kills N] [--report FILE]       without --kills: 3, or 6 with the environment variable DSGD_TEST_ALL
+etcd_heads.py DSGD WORKER [--kills N] [--report FILE]       without --kills: 3, or 6 with the environment variable TEST_ALL_CASES
 
 Each time another head must take over, and the killed one is started again and stands by. The workers (loss_worker.c) must train on.
 Workers are lost and join after a kill or while no head serves, the head that serves is stopped until another one has taken over and
@@ -229,7 +229,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dsgd", help="the dsgd program")
     parser.add_argument("worker", help="the process_loss_worker program")
-    parser.add_argument("--kills", type=int, default=6 if os.environ.get("DSGD_TEST_ALL") else 3,
+    parser.add_argument("--kills", type=int, default=6 if os.environ.get("TEST_ALL_CASES") else 3,
                         help="how often the head that serves is killed")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     options = parser.parse_args()

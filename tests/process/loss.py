@@ -302,12 +302,12 @@ def main():
     parser.add_argument("worker", nargs="+", help="a command that runs process_loss_worker, or its like in another language")
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
-    parser.add_argument("--few", help="instead, the seeds of all jobs where the environment variable DSGD_TEST_ALL is not set")
+    parser.add_argument("--few", help="instead, the seeds of all jobs where the environment variable TEST_ALL_CASES is not set")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     parser.add_argument("--namespaces", action="store_true", help="run each process in a network namespace; cut some off")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.jobs)
-    if options.few and not os.environ.get("DSGD_TEST_ALL"):
+    if options.few and not os.environ.get("TEST_ALL_CASES"):
         seeds = [int(seed) for seed in options.few.split(",")]
     seen, counts, joins, heads = {}, collections.Counter(), 0, 0
     with Network(["head", *(f"w{n}" for n in range(7))]) if options.namespaces else contextlib.nullcontext() as network:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trainers with --checkpoint: killed with all their workers and started again, they end with the bits of a run that was never
 stopped; and `dsgd run --restarts` starts them again by itself: those of one language, or of all with the environment variable
-DSGD_TEST_ALL.
+TEST_ALL_CASES.
 
 checkpoint_test.py --source DIR --build DIR --python PROGRAM LANGUAGE...
 """
@@ -108,7 +108,7 @@ def main():
         with tempfile.TemporaryDirectory() as work:
             run = lambda words, folder: Job(options.build, words, command, folder)
             digests = resumes(language, run, pathlib.Path(work))
-            if language == options.languages[0] or os.environ.get("DSGD_TEST_ALL"):
+            if language == options.languages[0] or os.environ.get("TEST_ALL_CASES"):
                 is_restarted(language, run, pathlib.Path(work), digests)
     sys.exit(1 if failed else 0)
 

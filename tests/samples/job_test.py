@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Jobs of samples/job on the CPU: what they print, draw and write, and that they fail where they must. With the environment
-variable DSGD_TEST_ALL workers in all languages are killed in each strategy, else in one.
+variable TEST_ALL_CASES workers in all languages are killed in each strategy, else in one.
 
 job_test.py --source DIR --build DIR --python PROGRAM LANGUAGE...      languages that are built, of c, java, go and python, in
                                                                        this order; a Python that has NumPy
@@ -91,7 +91,7 @@ def outlives_kills(jobs, languages):
     """--chaos: three workers are killed, and another one joins in each one's place."""
     in_c = ["--languages", "c", "--epochs", "20"]
     in_all = ["--languages", ",".join(languages)]
-    for strategy, words in (("allreduce", in_all), ("ps", in_all if os.environ.get("DSGD_TEST_ALL") else in_c)):
+    for strategy, words in (("allreduce", in_all), ("ps", in_all if os.environ.get("TEST_ALL_CASES") else in_c)):
         output, report = jobs.run("--chaos", "--strategy", strategy, *words)
         if not report:
             continue

@@ -1,6 +1,6 @@
-// How many of its cases a long test runs. With DSGD_TEST_ALL=1, which `tests/run --all` sets, it runs all.
+// How many of its cases a long test runs. With TEST_ALL_CASES=1, which `tests/run --all` sets, it runs all.
 // Otherwise it skips cases that take no path of their own. Under a sanitizer, which makes a test 5 to 15
-// times as long, it skips more of them, and ignores DSGD_TEST_ALL.
+// times as long, it skips more of them, and ignores TEST_ALL_CASES.
 #pragma once
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ inline constexpr bool kSanitized = false;
 #endif
 
 inline bool runs_all_cases() {
-  const char* const all = std::getenv("DSGD_TEST_ALL");
+  const char* const all = std::getenv("TEST_ALL_CASES");
   return !kSanitized && all != nullptr && std::string_view(all) == "1";
 }
 

@@ -208,7 +208,7 @@ print(threads() - before)
 
 
 # Read here, since each test removes dsgd's variables from the environment.
-INTERVAL = 20 if os.environ.get("DSGD_TEST_ALL") else 60  # us, between two moments of the interrupt
+INTERVAL = 20 if os.environ.get("TEST_ALL_CASES") else 60  # us, between two moments of the interrupt
 
 
 def test_while_joining_begins_leaves_no_session():

@@ -690,7 +690,7 @@ void flip_each_bit(std::vector<uint8_t> bytes, const std::function<void(std::spa
   }
 }
 
-// A message goes through the decoders of messages, or through all where DSGD_TEST_ALL is set.
+// A message goes through the decoders of messages, or through all where TEST_ALL_CASES is set.
 TEST(Codec, NoFlippedBitDoesHarm) {
   const bool all = dsgd_test::runs_all_cases();
   for (const auto& message : samples()) {

@@ -209,7 +209,7 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   revoke_half_sent_span(1 << 20);
 }
 
-// Of the handshake no byte is flipped; of what is small every seventh where DSGD_TEST_ALL is set, else every
+// Of the handshake no byte is flipped; of what is small every seventh where TEST_ALL_CASES is set, else every
 // 23rd; of spans enough to hit each of their parts.
 TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
   start_with(Checksum::kAlways, Checksum::kAlways);
