@@ -112,8 +112,8 @@ def unequal_ranks(script, results):
 
 
 def jobs(names, size, shift):
-    """(title, language of each rank): the first language alone, or each where TEST_ALL_CASES is set, then mixed jobs from language
-    `shift` on, until each language has been in one."""
+    """Yields (title, language of each rank). First a job of the first language alone, or one of each language if TEST_ALL_CASES is
+    set or the script has one worker. Then mixed jobs from language `shift` on, until each language has been in one."""
     for name in names if os.environ.get("TEST_ALL_CASES") or size == 1 else names[:1]:
         yield f"all {name}", [name] * size
     for first in range(shift, shift + len(names), size) if len(names) > 1 and size > 1 else ():

@@ -302,7 +302,7 @@ def main():
     parser.add_argument("worker", nargs="+", help="a command that runs process_loss_worker, or its like in another language")
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
-    parser.add_argument("--few", help="instead, the seeds of all jobs where the environment variable TEST_ALL_CASES is not set")
+    parser.add_argument("--few", help="the seeds of the jobs, with commas, if the environment variable TEST_ALL_CASES is not set; replaces --jobs and --seed")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     parser.add_argument("--namespaces", action="store_true", help="run each process in a network namespace; cut some off")
     options = parser.parse_args()

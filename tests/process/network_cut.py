@@ -19,7 +19,7 @@ import time
 from namespaces import Network
 
 LEASE = 5.0  # TCP's back-off passes the end of the lease after such a cut: 1, 3, 7 s or 0.2, 0.6, ..., 3, 6.2 s
-CUT = 0.75 * LEASE  # the lease less a heartbeat interval is 0.8 of it
+CUT = 0.65 * LEASE  # the lease less a heartbeat interval is 0.8 of it; the commands that cut and heal take time, too
 RENEWAL = LEASE / 10  # the time between two, half a heartbeat interval
 PAUSE = "5000"  # us, after each step
 
@@ -62,7 +62,7 @@ class Worker:
 
 
 class Pair:
-    """The workers of a job, in the namespaces a and b with a number."""
+    """The two workers of job N. They run in the namespaces aN and bN."""
 
     def __init__(self, net, number, program):
         self.net, self.names, self.program, self.workers = net, [f"a{number}", f"b{number}"], program, []

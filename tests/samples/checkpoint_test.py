@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trainers with --checkpoint: killed with all their workers and started again, they end with the bits of a run that was never
-stopped; and `dsgd run --restarts` starts them again by itself: those of one language, or of all with the environment variable
-TEST_ALL_CASES.
+stopped. `dsgd run --restarts` starts them again by itself; this is tested in the first language, or in each language if the
+environment variable TEST_ALL_CASES is set.
 
 checkpoint_test.py --source DIR --build DIR --python PROGRAM LANGUAGE...
 """

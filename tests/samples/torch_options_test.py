@@ -38,7 +38,7 @@ def main():
         (2, "batch and --epochs are at least 1", ("--data", data, "--batch", "0")),
         (2, "batch and --epochs are at least 1", ("--data", data, "--epochs", "0")),
         (1, "digits: cannot read /nonexistent.csv: .*No such file", ("--data", "/nonexistent.csv")),
-        (1, f"digits: cannot read {trainer}: ", ("--data", trainer)),
+        (1, f"digits: cannot read {re.escape(trainer)}: ", ("--data", trainer)),
     ):
         status, said = run(trainer, *options)
         expect(status == expected and re.search(words, said) and "Traceback" not in said, f"{options[2:] or options} is refused", said)

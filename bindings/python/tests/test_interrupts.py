@@ -118,9 +118,11 @@ def test_in_a_call(head, call):
     text, line = CALLS[call]
     with concurrent.futures.ThreadPoolExecutor() as pool:  # this process: another interpreter takes half a second to start
         other = pool.submit(stay_away, head.address, text)
+        process = program(text.format(call=line), head.address)
         try:
-            interrupt(program(text.format(call=line), head.address))
+            interrupt(process)
         finally:
+            process.kill()  # if it has not ended
             other.result().close(0)
 
 
@@ -207,7 +209,6 @@ print(threads() - before)
 """
 
 
-# Read here, since each test removes dsgd's variables from the environment.
 INTERVAL = 20 if os.environ.get("TEST_ALL_CASES") else 60  # us, between two moments of the interrupt
 
 

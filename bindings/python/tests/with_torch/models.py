@@ -1,12 +1,13 @@
-"""Modules, and what trains them for STEPS steps in the same way whatever averages their gradients."""
+"""Modules, and a function that trains them for STEPS steps. dsgd and PyTorch use the same function."""
 
 import contextlib
+import os
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
-STEPS = 32
+STEPS = 200 if os.environ.get("TEST_ALL_CASES") else 32
 CLASSES = 5
 
 

@@ -1,4 +1,4 @@
-"""Some steps with dsgd and with torch.nn.parallel.DistributedDataParallel on Gloo, from the same values and data."""
+"""Trains with dsgd and with torch.nn.parallel.DistributedDataParallel on Gloo, from the same values and data, and compares."""
 
 import copy
 

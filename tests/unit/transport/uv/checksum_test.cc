@@ -209,8 +209,8 @@ TEST_F(ChecksumTest, ARevokedSpanIsFinishedFromACopyWithTheRightChecksum) {
   revoke_half_sent_span(1 << 20);
 }
 
-// Of the handshake no byte is flipped; of what is small every seventh where TEST_ALL_CASES is set, else every
-// 23rd; of spans enough to hit each of their parts.
+// Flips a bit in every 23rd byte of the small frames, or in every seventh with TEST_ALL_CASES=1, and in some
+// bytes of each part of a span. Flips none in the handshake.
 TEST_F(ChecksumTest, NoFlippedBitOfAFrameGetsThrough) {
   start_with(Checksum::kAlways, Checksum::kAlways);
   Hello said = dial_options(*client).hello;
