@@ -279,27 +279,27 @@ class CurlHttp final : public Http {
     call->done(answer_of(*call, result, static_cast<int>(status), connections > 0 && status == 0));
   }
 
-  Result<HttpAnswer> answer_of(HttpCall& call, int result, int status, bool is_connected_anew) const {
+  Result<HttpAnswer> answer_of(HttpCall& call, int result, int status, bool new_and_unanswered) const {
     if (result == Curl::kOk || (result == Curl::kWriteError && call.ended_early))
       return HttpAnswer{status, std::move(call.body)};
     if (call.too_long) return Status(Code::kIo, "the answer is too long");
     const std::string why = *call.error ? call.error : curl_.easy_strerror(result);
     if (result == Curl::kTimedOut) return Status(Code::kTimeout, why);
-    return tls_ ? tls_failure(result, why, is_connected_anew) : Status(Code::kUnreachable, why);
+    return tls_ ? tls_failure(result, why, new_and_unanswered) : Status(Code::kUnreachable, why);
   }
 
   // A server may check the client's certificate after the handshake (TLS 1.3), and end the connection while
   // the request is being sent; its alert may then be lost.
-  static Status tls_failure(int result, const std::string& why, bool is_connected_anew) {
+  static Status tls_failure(int result, const std::string& why, bool new_and_unanswered) {
     if (result == Curl::kPeerRefused) {
       return Status(Code::kUnauthorized,
                     "the certificate of the server was refused: " + why +
                         "; check that a CA of `tls_ca` has signed it, that it is for this "
                         "host, and that it is valid now");
     }
-    const bool may_be_refusal = result == Curl::kTlsFailed || result == Curl::kEmptyAnswer ||
-                                result == Curl::kSendFailed || result == Curl::kReceiveFailed;
-    if (!is_connected_anew || !may_be_refusal) return Status(Code::kUnreachable, why);
+    const bool is_break = result == Curl::kTlsFailed || result == Curl::kEmptyAnswer ||
+                          result == Curl::kSendFailed || result == Curl::kReceiveFailed;
+    if (!new_and_unanswered || !is_break) return Status(Code::kUnreachable, why);
     return Status(Code::kUnauthorized, "the server ended the new TLS connection: " + why +
                                            "; check that it uses TLS, that it trusts the CA that has signed "
                                            "`tls_cert`, and that `tls_cert` is valid now");
