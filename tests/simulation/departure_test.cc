@@ -237,8 +237,8 @@ bool all_go_on(const Job& job) {
 
 // Every nth job runs. n divides none of the numbers of values over which the loops run.
 bool goes_on(const Job& job) {
-  static int drawn = 0;
-  return drawn++ % dsgd_test::one_of(5, 19) != 0 || all_go_on(job);
+  static dsgd_test::Thinned jobs(5, 19);
+  return jobs.skip_next() || all_go_on(job);
 }
 
 std::vector<int> all_stay(int workers) { return std::vector<int>(static_cast<size_t>(workers), kStays); }

@@ -24,7 +24,7 @@ using Mode = Session::Mode;
 
 // The stride over pairs of calls. Each call has 38 or 40 others. A divisor of these, such as 5, would skip
 // the same calls in each row.
-const size_t kEvery = static_cast<size_t>(dsgd_test::one_of(11, 17));
+constexpr int kOneOf = 11, kOneOfSanitized = 17;
 constexpr size_t kLarge = 70'000;  // elements: more bytes than travel in one hop
 
 // One worker's call, with buffers of its own.
@@ -254,10 +254,10 @@ void check_pairs(int32_t workers, const std::map<std::string, std::string>& sett
   };
   const size_t kinds = calls(workers, started).size();
   std::vector<Round> rounds;
-  size_t pair = 0;
+  dsgd_test::Thinned pairs(kOneOf, kOneOfSanitized);
   for (size_t usual = 0; usual < kinds; ++usual) {
     for (size_t other = 0; other < kinds; ++other) {
-      if (usual == other || pair++ % kEvery != 0) continue;
+      if (usual == other || pairs.skip_next()) continue;
       for (int32_t odd = 0; odd < (workers == 2 ? 1 : workers); ++odd) rounds.push_back({usual, other, odd});
     }
   }
@@ -278,10 +278,12 @@ TEST_P(DifferentCalls, AreFoundWithEveryAlgorithm) {
 TEST_P(DifferentCalls, OfAllWorkersAreReportedInOneSentence) {
   const int32_t workers = GetParam();
   const size_t kinds = calls(workers, true).size();
-  check_rounds(workers, {}, true, 1000 / kEvery, [&](size_t round, int32_t rank) {
-    return (round * 7 + static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) %
-           kinds;
-  });
+  check_rounds(workers, {}, true, static_cast<size_t>(1000 / dsgd_test::one_of(kOneOf, kOneOfSanitized)),
+               [&](size_t round, int32_t rank) {
+                 return (round * 7 +
+                         static_cast<size_t>(rank) * (1 + round % (kinds / static_cast<size_t>(workers)))) %
+                        kinds;
+               });
 }
 
 INSTANTIATE_TEST_SUITE_P(Workers, DifferentCalls, testing::Values(2, 3, 4),
