@@ -13,6 +13,7 @@
 #include "core/session/checkpoint_call.h"
 #include "core/session/checkpoint_queue.h"
 #include "core/session/engine_state.h"
+#include "core/session/stall_watch.h"
 
 namespace dsgd {
 
@@ -71,7 +72,8 @@ class Checkpoints {
   void publish(const SharedCall& checkpoint, const Reports& reports);
   // Loading (checkpoints_load.cc).
   enum class NextCall { kUnknown, kLoad, kOther };
-  NextCall next_of_others() const;  // which they have begun and this worker has not
+  NextCall next_of_others() const;                           // that others have begun and this worker has not
+  WaitReport wait_report(const CheckpointCall& load) const;  // of a load that waits for it
   void log_no_load() const;
   void start_load(const SharedCall& checkpoint);
   Status check_manifest(const checkpoint::Store::Found& found) const;
@@ -90,7 +92,10 @@ class Checkpoints {
   uint64_t loads_ = 0;                     // loads that have ended, except by a change of the view
   Code load_result_ = Code::kOk;           // of the last of these
   std::optional<MissedLoad> missed_load_;  // which the host has not been told of yet
-  Memory snapshot_;                        // the copy of the last save
+  // The next step, if the reports of a view have shown that another worker has begun a step, or another call
+  // of channel 0, that this worker has not. At ranks above 0 the others' messages show it, too.
+  std::optional<uint64_t> step_without_load_;
+  Memory snapshot_;  // the copy of the last save
   size_t snapshot_nbytes_ = 0;
 };
 

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/text.h"
 #include "core/mesh/channels.h"
@@ -67,7 +69,8 @@ SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t
 // joined a running job, it holds the state of the others already. If these have completed a step, they do not
 // load, so this worker does not load either. If they have not, their next call may be a load, or a step
 // because there is no checkpoint. So this worker follows: it waits until they begin a call, and takes part if
-// that is a load. Ranks are in the order of joining, so rank 0 has nobody to wait for.
+// that is a load. Ranks are in the order of joining, so at rank 0 no other worker is older, and it does not
+// wait. It skips the load if another one has begun the step already (take_reports).
 void Checkpoints::load(const std::string& folder, Done done, const CallOptions& options) {
   const bool has_just_joined = state_.joined_at == state_.next_step && state_.torn.ok();
   if (has_just_joined && state_.next_step > 0) {
@@ -87,8 +90,14 @@ void Checkpoints::load(const std::string& folder, Done done, const CallOptions& 
   // While a load follows, this worker still gives its state to others that join.
   if (!checkpoint->follows) checkpoint->done = state_.begin_change(std::move(checkpoint->done));
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
-  if (checkpoint->follows && state_.rank() > 0)
+  if (checkpoint->follows && state_.rank() > 0) {
     state_.log->info("loads with the other workers if their next call is a load: waits until they begin it");
+    const uint64_t watch = state_.stalls.begin([this, its = checkpoint.get()] { return wait_report(*its); });
+    checkpoint->done = [this, watch, done = std::move(checkpoint->done)](const Status& status) {
+      state_.stalls.end(watch);
+      done(status);
+    };
+  }
   queue_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
 
@@ -99,10 +108,27 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
     return state_.mesh->operations.only_peers_have_begun(first, kind);
   };
   if (begun(kCheckpointChannel, Kind::kLoad)) return NextCall::kLoad;
+  if (state_.rank() == 0 && step_without_load_ == state_.next_step && !state_.last_step_failed)
+    return NextCall::kOther;
   bool other = false;
   for (uint32_t channel = 0; channel < kChannels; ++channel) other = other || begun(channel);
   for (int32_t rank = 0; rank < state_.size(); ++rank) other = other || state_.mesh->peers.has_left(rank);
   return other ? NextCall::kOther : NextCall::kUnknown;
+}
+
+// Calls reports for a load that has begun.
+WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
+  const bool waits_for_others = !load.call && !state_.recovering && state_.size() > 1;
+  if (!waits_for_others || next_of_others() != NextCall::kUnknown) return {};
+  std::vector<int32_t> others(static_cast<size_t>(state_.size()));
+  std::iota(others.begin(), others.end(), 0);
+  std::erase(others, state_.rank());
+  const Members& members = state_.mesh->members();
+  return {Status(Code::kWaitTimeout, members.names(others) + (others.size() == 1 ? " has" : " have") +
+                                         " not begun their next call")
+              .with_rank(others.front(), members.host_of(others.front()))
+              .with_operation(kind_name(Kind::kLoad)),
+          others};
 }
 
 void Checkpoints::log_no_load() const {
@@ -115,6 +141,12 @@ void Checkpoints::report(transport::ViewReport* mine) const {
 }
 
 void Checkpoints::take_reports(const std::vector<transport::ViewReport>& reports) {
+  if (state_.started && state_.joined_at == state_.next_step) {
+    // Before its first view with all others has ended, a worker has 1 here.
+    const uint64_t mine = reports[static_cast<size_t>(state_.rank())].calls[0];
+    for (const auto& report : reports)
+      if (mine > 1 && report.calls[0] > mine) step_without_load_ = state_.next_step;
+  }
   const auto& most = *std::max_element(reports.begin(), reports.end(),
                                        [](const auto& a, const auto& b) { return a.loads < b.loads; });
   if (most.loads == loads_) return;

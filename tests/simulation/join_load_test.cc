@@ -20,7 +20,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using dsgd_test::MemoryDisk;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 using transport::Death;
 using transport::Duration;
 using transport::Time;
@@ -67,10 +69,13 @@ std::shared_ptr<MemoryDisk> disk_of_job(int steps) {
 }
 
 struct ResumedJob {
-  int saved = 3;  // steps of the checkpoint; -1: there is none
+  int saved = 3;    // steps of the checkpoint; -1: there is none
+  int workers = 2;  // that the job begins with
   int joiners = 1;
-  Duration join{};                            // of the first joiner, after the others have joined
-  std::vector<Duration> before = {0us, 3ms};  // by worker: between dsgd_start and dsgd_checkpoint_load
+  Duration join{};  // of the first joiner, after the others have joined
+  Duration between_joins = 1300us;
+  // By worker: between dsgd_start and dsgd_checkpoint_load. Joiners that are not here do not wait.
+  std::vector<Duration> before = {0us, 3ms};
   bool others_load = true;
   bool others_save = false;   // into another folder, before they load
   bool others_leave = false;  // without a load and a step
@@ -84,13 +89,14 @@ class Resumed {
  public:
   explicit Resumed(const ResumedJob& job)
       : job_(job),
-        values(static_cast<size_t>(2 + job.joiners)),
+        values(static_cast<size_t>(job.workers + job.joiners)),
         cluster(options_of(job), [this](Cluster&, Session& session, int worker) { train(session, worker); }) {
-    for (int worker : {0, 1}) EXPECT_TRUE(cluster.run_until_noted(worker, "open", 30s));
+    for (int worker = 0; worker < job.workers; ++worker)
+      EXPECT_TRUE(cluster.run_until_noted(worker, "open", 30s));
     const Time begin = cluster.world.now();
     for (int joiner = 0; joiner < job.joiners; ++joiner)
-      cluster.world.at(begin + job.join + joiner * 1300us,
-                       [this, joiner] { cluster.start_worker(2 + joiner); });
+      cluster.world.at(begin + job.join + joiner * job.between_joins,
+                       [this, joiner] { cluster.start_worker(job_.workers + joiner); });
     for (int victim = 0; victim < job.lost; ++victim) {
       cluster.world.at(begin + job.loss,
                        [this, victim] { cluster.world.kill(cluster.process(victim), Death::kReset); });
@@ -121,12 +127,15 @@ class Resumed {
 
  private:
   static ClusterOptions options_of(const ResumedJob& job) {
-    ClusterOptions options{
-        .workers = 2, .joiners = job.joiners, .separate_head = true, .files = true, .seed = job.seed};
+    ClusterOptions options{.workers = job.workers,
+                           .joiners = job.joiners,
+                           .separate_head = true,
+                           .files = true,
+                           .seed = job.seed};
     if (job.saved >= 0) options.disk = disk_of_job(job.saved);
     options.settings = {{"lease", "500ms"},
                         {"min_workers", "1"},
-                        {"max_workers", std::to_string(2 + job.joiners)},
+                        {"max_workers", std::to_string(job.workers + job.joiners)},
                         {"step_timeout", "20s"}};
     for (const auto& [key, value] : job.settings) options.settings[key] = value;
     options.network.delay = {100us, 400us};
@@ -136,8 +145,9 @@ class Resumed {
   void train(Session& session, int worker) {
     float* const value = add_resumed_model(session, 0);
     if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
-    const bool joins = worker >= 2;
-    if (!joins) cluster.pass_time(worker, job_.before[static_cast<size_t>(worker)]);
+    const bool joins = worker >= job_.workers;
+    if (const auto w = static_cast<size_t>(worker); w < job_.before.size())
+      cluster.pass_time(worker, job_.before[w]);
     if (!joins && job_.others_save)  // once: a worker that has joined makes no such call
       cluster.note(worker, "save", [&] { return save_now(session, "./other"); });
     if (!joins && job_.others_leave) return;
@@ -222,6 +232,30 @@ TEST(JoiningAroundALoad, WorkersThatHaveJoinedOutliveAllOthers) {
   for (int worker : {2, 3}) EXPECT_FALSE(job.logged(worker, "loads no checkpoint"));
 }
 
+// Workers 0 and 1 are lost in their first step, in which they wait for worker 2. So worker 2 becomes
+// rank 0, while worker 3 is already in that step. Worker 2 calls dsgd_checkpoint_load during the change of
+// the view.
+TEST(JoiningAroundALoad, HoldsTheirStateAlsoAsRank0) {
+  for (Duration load = 41ms; load < 46ms; load += 100us) {
+    SCOPED_TRACE("loads " + std::to_string(load / 1us) + " us after its start");
+    const Resumed job(
+        {.joiners = 2, .before = {0us, 0us, load}, .others_load = false, .lost = 2, .loss = 50ms});
+    job.expect_right();
+    for (int worker : {2, 3}) EXPECT_TRUE(job.logged(worker, "loads no checkpoint"));
+    if (HasFailure()) return;
+  }
+}
+
+TEST(JoiningAroundALoad, WarnsThatTheOthersHaveNotBegunTheirCall) {
+  const Resumed job({.before = {2s, 2s}, .settings = {{"stall_warning", "1s"}}});
+  job.expect_right();
+  const auto& warnings = job.cluster.warnings(2);
+  ASSERT_FALSE(warnings.empty());
+  EXPECT_THAT(warnings[0].text, StartsWith("dsgd_checkpoint_load has not ended after 1 s: rank 0 (worker "));
+  EXPECT_THAT(warnings[0].text, HasSubstr(", rank 1 (worker "));
+  EXPECT_THAT(warnings[0].text, EndsWith(" have not begun their next call"));
+}
+
 TEST(JoiningAroundALoad, DoesNotWaitForWorkersThatHaveLeft) {
   const Resumed job({.join = 1ms, .before = {100ms, 100ms}, .others_leave = true});
   ASSERT_TRUE(job.cluster.call(2, "load"));
@@ -237,6 +271,22 @@ TEST(JoiningAroundALoad, EndsThePauseOfAJobWhoseWorkersWaitToLoad) {
                      .loss = 5ms,
                      .settings = {{"min_workers", "2"}, {"rejoin_timeout", "60s"}}});
   job.expect_right();
+}
+
+// The first joiner is in a paused view, since one more worker is missing.
+TEST(JoiningAroundALoad, TakesPartAfterAPause) {
+  for (const Duration before : {5ms, 500ms, 1500ms, 2100ms}) {
+    const Resumed job({.workers = 4,
+                       .joiners = 2,
+                       .join = 1s,
+                       .between_joins = 1s,
+                       .before = {before, before, before, before + 1ms},
+                       .lost = 2,
+                       .loss = 3ms,
+                       .settings = {{"min_workers", "4"}, {"rejoin_timeout", "60s"}}});
+    job.expect_right();
+    for (int worker : {4, 5}) EXPECT_FALSE(job.logged(worker, "loads no checkpoint"));
+  }
 }
 
 // The others cannot complete the first step of the worker that joins, since it comes too late.
