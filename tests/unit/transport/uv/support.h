@@ -289,16 +289,25 @@ inline ssize_t receive_raw(const uv::Fd& fd, void* buffer, size_t n, int flags =
   }
 }
 
-inline uv::Fd listen_raw(int* port) {
+// Holds a free port of the loopback interface, so that the system gives it to no other program. With
+// SO_REUSEADDR, which dsgd sets, others may listen there.
+inline uv::Fd hold_port(int* port) {
   uv::Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in at{};
   at.sin_family = AF_INET;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t n = sizeof at;
+  const int yes = 1;
+  EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
   EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&at), n), 0);
-  EXPECT_EQ(::listen(fd.get(), 8), 0);
   EXPECT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&at), &n), 0);
   *port = ntohs(at.sin_port);
+  return fd;
+}
+
+inline uv::Fd listen_raw(int* port) {
+  uv::Fd fd = hold_port(port);
+  EXPECT_EQ(::listen(fd.get(), 8), 0);
   return fd;
 }
 
