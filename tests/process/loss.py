@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills, stops and adds workers of real jobs, and checks from what the workers have written that the others have trained on.
 
-loss.py DSGD WORKER... [--jobs N] [--seed S] [--few S,S,...] [--report FILE] [--namespaces]
+loss.py DSGD WORKER... [--jobs N] [--seed S] [--few S,S,...] [--must-have EVENT...] [--report FILE] [--namespaces]
 
 Each job has a head of its own process and three to five workers (loss_worker.c). Given several WORKER commands, for example
 of several languages, each worker of a job runs one of them. Some workers, but not all, get
@@ -303,13 +303,15 @@ def main():
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
     parser.add_argument("--few", help="the seeds of the jobs, with commas, if the environment variable TEST_ALL_CASES is not set; replaces --jobs and --seed")
+    parser.add_argument("--must-have", nargs="+", default=[], choices=["kills", "stops", "cuts", "joins", "heads"],
+                        help="events that the drawn jobs must plan at least once each")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     parser.add_argument("--namespaces", action="store_true", help="run each process in a network namespace; cut some off")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.jobs)
     if options.few and not os.environ.get("TEST_ALL_CASES"):
         seeds = [int(seed) for seed in options.few.split(",")]
-    seen, counts, joins, heads = {}, collections.Counter(), 0, 0
+    seen, counts, joins, planned_joins, heads = {}, collections.Counter(), 0, 0, 0
     with Network(["head", *(f"w{n}" for n in range(7))]) if options.namespaces else contextlib.nullcontext() as network:
         for made, seed in enumerate(seeds, 1):
             job = Job(seed, options.namespaces)
@@ -319,12 +321,18 @@ def main():
                 return 1
             counts.update(kind for _, _, kind in job.plan)
             joins += joined
+            planned_joins += len(job.joins)
             heads += len(job.head_losses)
             for kind, seconds in of_job:
                 seen.setdefault(kind, []).append(seconds)
             if sys.stdout.isatty() or seed % 50 == 0:
                 print(f"{made} of {len(seeds)} jobs", flush=True)
-    lines = [f"{len(seeds)} jobs with {counts[signal.SIGKILL]} kills, {counts[signal.SIGSTOP]} stops, {counts[CUT]} cuts, {joins} joins "
+    events = {"kills": counts[signal.SIGKILL], "stops": counts[signal.SIGSTOP], "cuts": counts[CUT], "joins": planned_joins, "heads": heads}
+    absent = [event for event in options.must_have if not events[event]]
+    if absent:
+        print(f"FAILED: no job has {' or '.join(absent)}; choose other seeds")
+        return 1
+    lines = [f"{len(seeds)} jobs with {events['kills']} kills, {events['stops']} stops, {events['cuts']} cuts, {joins} joins "
              f"and {heads} kills of the head (lease {LEASE}): every worker that was left trained on"]
     for name, values in sorted((name_of(kind), values) for kind, values in seen.items()):
         values.sort()
