@@ -3,7 +3,7 @@
    come and go.  README.md tells what is abstracted.  Messages are sets that only grow: any message may arrive at
    any later time, in any order, twice, or never, whatever connection it is on; so nothing here rests on FIFO.
    An evicted worker that goes on in its old epoch is the zombie; leases do not appear, since safety must not
-   rest on them.  Each BOOLEAN constant is a rule; FALSE is the rule as written first, or its usual mistake. *)
+   rest on them.  Most BOOLEAN constants are rules; FALSE is the mistake that the rule forbids. *)
 EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS M0,            \* first view, a set of numbers: worker ids, ranks go by their order
