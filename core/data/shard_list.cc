@@ -253,7 +253,7 @@ void ShardList::enter(Roster roster) {
   std::lock_guard lock(mutex_);
   const bool first = !std::exchange(entered_, true);
   if (first) joined_ = roster.learner;
-  waits_ = !first || joined_;
+  waits_ = (!first || joined_) && !ended_;
   roster_ = std::make_shared<const Roster>(std::move(roster));
   if (first) step_roster_ = roster_;
   for (const auto& shard : all()) {
@@ -423,6 +423,15 @@ void ShardList::resume() {
   std::lock_guard lock(mutex_);
   waits_ = false;
   for (const auto& shard : all()) shard->ready_ = true;
+}
+
+// If a session fails while it enters a view, enter() follows. It must not begin another wait.
+void ShardList::end_waits() {
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  resume();
 }
 
 void ShardList::restore(const std::shared_ptr<SharedShard>& shard, SampleLedger ledger) {

@@ -112,7 +112,8 @@ class ShardList {
   // for a report: nothing is dealt.
   // `over`: the last step has ended an epoch.
   bool deal(const std::vector<SampleReport>& reports, const std::vector<uint64_t>& steps, bool over);
-  void resume();  // ends the wait for a deal
+  void resume();     // ends the wait for a deal
+  void end_waits();  // ends the wait, and prevents waits in later views: the session has failed or closes
   // A checkpoint is loaded, alike on all workers. The ledger is dealt among the present ones.
   void restore(const std::shared_ptr<SharedShard>& shard, SampleLedger ledger);
   std::shared_ptr<const Roster> roster() const;
@@ -133,6 +134,7 @@ class ShardList {
   std::shared_ptr<const Roster> roster_ = std::make_shared<Roster>();
   bool entered_ = false;
   bool waits_ = false;   // for a deal
+  bool ended_ = false;   // end_waits() was called
   bool joined_ = false;  // a running job, and no deal yet
   uint64_t made_ = 0;    // by this worker, or known from others
   std::vector<std::weak_ptr<SharedShard>> shards_;

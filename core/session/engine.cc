@@ -208,7 +208,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     ~Failing() { flag = false; }
   } failing{failing_};
   failing_ = true;
-  if (state_.shards) state_.shards->resume();
+  if (state_.shards) state_.shards->end_waits();
   if (state_.mesh && tell_peers_ && !enter_) state_.mesh->peers.tell_session_failed(state_.failure);
   if (state_.mesh) state_.mesh->fail(state_.failure);
   state_.step.abort(state_.failure);
@@ -258,7 +258,7 @@ uint64_t Engine::close(const Status& cause) {
   // has marked a step in flight as failed.
   const uint64_t departure_call =
       state_.started && state_.torn.ok() && !state_.last_step_failed ? next_call() : 0;
-  if (state_.shards) state_.shards->resume();
+  if (state_.shards) state_.shards->end_waits();
   end_waits(closed);
   if (state_.mesh) state_.mesh->close(cause, state_.next_step, last_values_.own(), departure_call);
   return departure_call;

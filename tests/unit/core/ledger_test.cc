@@ -165,6 +165,16 @@ TEST(ShardList, AWorkerWaitsWhileSamplesAreDealt) {
   EXPECT_EQ(shard->next(&index, 1), 1u);
 }
 
+TEST(ShardList, NoWaitBeginsAfterTheSessionHasFailed) {
+  ShardList list;
+  list.enter({1, false, 0, {7, 8}});
+  const auto shard = list.add(10, 0, false);
+  list.end_waits();
+  list.enter({2, false, 0, {7}});
+  EXPECT_TRUE(shard->ready());
+  EXPECT_TRUE(list.add(20, 0, false)->ready());
+}
+
 TEST(ShardList, ALedgerThatIsTooLongForAReportLeavesTheSplit) {
   ShardList list;
   list.enter({1, false, 0, {7, 8}});
