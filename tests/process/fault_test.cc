@@ -236,7 +236,9 @@ std::vector<Fault> faults() {
 
 TEST(Faults, SurvivorsNameTheVictimWithinTheLeaseAndGoOn) {
   Finishing finishing;
+  dsgd_test::Thinned jobs(1, 3);
   for (const Fault& fault : faults()) {
+    if (jobs.skip_next()) continue;
     const std::string name = std::string(fault.name) + (fault.signal == SIGKILL ? "_killed" : "_stopped");
     SCOPED_TRACE(name);
     auto job = std::make_unique<Job>(4, fault.work, fault.head_in_worker, fault.settings);
@@ -334,9 +336,11 @@ TEST(Close, WithTimeLimitZeroDoesNotWaitForAStoppedWorker) {
 
 // Each element of each mean is checked by the workers (worker.c).
 TEST(Departure, BetweenStepsLetsTheOthersTrainOn) {
+  dsgd_test::Thinned jobs;
   for (const char* algorithm : {"direct", "halving_doubling", "ring"}) {
     for (const bool head_in_worker : {false, true}) {
       for (size_t leaver : {0, 2}) {
+        if (jobs.skip_next()) continue;
         SCOPED_TRACE(std::string(algorithm) + ", rank " + std::to_string(leaver) + " leaves" +
                      (head_in_worker ? ", the head is rank 0" : ""));
         Job job(3, {"depart", std::to_string(leaver)}, head_in_worker,

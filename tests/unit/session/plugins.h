@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "../collectives/algorithms.h"
 #include "job.h"
+#include "tests/unit/collectives/algorithms.h"
 
 namespace dsgd_test {
 

@@ -224,7 +224,9 @@ TEST(Reproducible, TheNormDependsNeitherOnTheStrategyNorOnTheSplit) {
   for (const Tensor& tensor : all.tensors)
     squares += static_cast<double>(tensor.count) * (.01 + .04 + .09) / .36;
   EXPECT_NEAR(reference.norm, std::sqrt(squares), 0.02 * std::sqrt(squares));
+  Thinned strategies(1, 2);
   for (const Strategy& strategy : kStrategies) {
+    if (strategies.skip_next()) continue;
     const Outcome other = run(all, {{1, 2}, {0}}, strategy, "adam");
     if (HasFailure()) return;
     EXPECT_TRUE(other == reference) << strategy.strategy << ": " << other.norm - reference.norm;
