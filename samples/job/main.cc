@@ -1,5 +1,6 @@
-// The mixed-language job: starts one worker per language, shows how they train one model, and checks that all
-// of them end with the same bits. The workers are the trainers beside this folder; `dsgd run` starts them.
+// The mixed-language job: starts workers in the chosen languages in turn, shows how they train one model, and
+// checks that all of them end with the same bits. The workers are the trainers beside this folder; `dsgd run`
+// starts them.
 
 #include <fcntl.h>
 #include <poll.h>
