@@ -127,8 +127,9 @@ class Head:
         host = network.address("head") if network else "127.0.0.1"
         self.command = [dsgd, "head", "--listen", f"{host}:0", "--num-workers", str(job.workers), "--set", "min_workers=1",
                         "--set", f"max_workers={job.all}", "--set", f"lease={LEASE}"]
+        self.state, self.problem = os.path.join(folder, "head"), None
         if job.head_losses:
-            self.command += ["--set", f"head_state={os.path.join(folder, 'head')}"]
+            self.command += ["--set", f"head_state={self.state}"]
         if network:
             self.command = network.command("head", *self.command)
         self.token, self.address = token, None
@@ -137,8 +138,9 @@ class Head:
     def start(self):
         self.process = subprocess.Popen(self.command, env=clean_environment(DSGD_TOKEN=self.token), stdout=subprocess.PIPE,
                                         text=True, stderr=subprocess.DEVNULL)
-        address = self.process.stdout.readline().split()[-1]
-        if address != (self.address or address):
+        said = self.process.stdout.readline().split()
+        address = said[-1] if said else "no address"
+        if not said or address != (self.address or address):
             raise RuntimeError(f"the head was at {self.address}, and is at {address} now")
         self.address = address
 
@@ -151,10 +153,14 @@ class Head:
         """After each of `losses`: a time without signals, and a time without a head."""
         for after, down in losses:
             time.sleep(after)
-            if self.stop() != -signal.SIGKILL:  # the job had ended
+            if self.stop() != -signal.SIGKILL or not os.path.exists(self.state):  # the job had ended
                 return
             time.sleep(down)
-            self.start()
+            try:
+                self.start()
+            except RuntimeError as error:
+                self.problem = str(error)
+                return
 
 
 class Job:
@@ -220,6 +226,9 @@ class Job:
                     worker.restore()
                     if not ended(worker.process, 60):
                         return [f"worker {worker.number} hangs after it was disturbed"], [], 0
+                restarting.join()
+                if head and head.problem:
+                    return [head.problem], [], 0
                 for worker in workers:
                     worker.read()
                 return self.check(workers), [] if self.head_losses else times(workers), sum(bool(w.steps) for w in workers[self.workers:])
