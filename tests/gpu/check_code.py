@@ -1,6 +1,7 @@
-"""For which GPUs a library has code: the machine code and PTX in its section .nv_fatbin, whose layout NVIDIA does not describe.
+"""Checks for which GPUs a library has machine code and PTX. Reads its section .nv_fatbin, whose layout NVIDIA does not document.
 
-check_code.py LIBRARY WANTED...     WANTED: sm_80 for machine code, compute_90 for PTX; status 1 if the library has others, or not these
+check_code.py LIBRARY WANTED...     WANTED: sm_80 for machine code, compute_90 for PTX; status 1 if the library has other code, or
+                                    lacks some of this
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def section(library: bytes, wanted: bytes) -> bytes:
 
 
 def entries(fatbin: bytes) -> Iterator[Tuple[int, int]]:
-    """(kind, compute capability) of each piece of code."""
+    """Yields the kind and the compute capability of each piece of code."""
     at = 0
     while at + 16 <= len(fatbin):
         magic, _, header, size = struct.unpack_from("<IHHQ", fatbin, at)
@@ -55,7 +56,7 @@ def main() -> int:
     for name in sorted(wanted - found):
         print(f"missing: {name}")
     for name in sorted(found - wanted):
-        print(f"not wanted: {name}")
+        print(f"unexpected: {name}")
     return 0 if found == wanted else 1
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a job of sample trainers and checks it: all workers end with the same bits, and have learned; a second run gives the same."""
+"""Runs a job of sample trainers and checks it: all workers end with the same bits and enough accuracy; a second run gives the same bits."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-ENOUGH = 97  # per cent of the test images
+ENOUGH = 97  # lowest accuracy on the test images, in percent
 
 
 def at_least_one(word):
@@ -21,7 +21,7 @@ def at_least_one(word):
 
 
 def output_of(command, patience):
-    """Exit status and output, which is printed, too, however this ends."""
+    """Returns the exit status and the output of a command. Prints the output, also if the command takes too long."""
     with tempfile.TemporaryFile("w+", errors="replace") as file:
         def output():
             file.seek(0)
@@ -35,7 +35,7 @@ def output_of(command, patience):
 
 
 def run(says, workers, patience, command):
-    """The digest that all workers have; None, said why, if something is wrong."""
+    """Returns the digest that all workers have. If something is wrong, prints it and returns None."""
     try:
         status, output = output_of(command, patience)
     except subprocess.TimeoutExpired:
@@ -50,15 +50,15 @@ def run(says, workers, patience, command):
             end = json.loads("{" + text)
             ends.append((str(end["digest"]), float(end["accuracy"])))
         except (ValueError, KeyError, TypeError) as error:
-            wrong.append(f"a worker's last line is not what a trainer says ({type(error).__name__}: {error}): {line}")
+            wrong.append(f"a worker's last line is not a trainer's result ({type(error).__name__}: {error}): {line}")
     if status != 0:
         wrong.append(f"the job ended with status {status}")
     if len(ends) != workers:
-        wrong.append(f"{len(ends)} of {workers} workers came to an end")
+        wrong.append(f"{len(ends)} of {workers} workers printed a result")
     if len({digest for digest, _ in ends}) > 1:
         wrong.append("the workers' bits differ")
-    if any(not accuracy >= ENOUGH for _, accuracy in ends):  # nor is NaN enough
-        wrong.append(f"less than {ENOUGH} % are right")
+    if any(not accuracy >= ENOUGH for _, accuracy in ends):  # NaN fails, too
+        wrong.append(f"a worker's accuracy is less than {ENOUGH} %")
     for rank in range(workers) if says else ():
         if not re.search(rf"^\[{rank}\] .*{re.escape(says)}", output, re.MULTILINE):
             wrong.append(f"rank {rank} does not say '{says}'")
@@ -71,13 +71,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="no second run")
     parser.add_argument("--once-by-default", action="store_true", help="no second run without the environment variable TEST_ALL_CASES")
-    parser.add_argument("--then", metavar="KEY=VALUE", help="the second run, which there is then, has this setting, too")
-    parser.add_argument("--says", metavar="TEXT", default="", help="what each worker's output must have")
-    parser.add_argument("--patience", metavar="SECONDS", type=float, default=240, help="for each run, which takes a few")
-    parser.add_argument("workers", type=at_least_one, help="how many there are")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="`dsgd run` with all its words")
+    parser.add_argument("--then", metavar="KEY=VALUE", help="make a second run, with this setting added")
+    parser.add_argument("--says", metavar="TEXT", default="", help="text that must be in the output of each worker")
+    parser.add_argument("--patience", metavar="SECONDS", type=float, default=240, help="time limit of each run (default 240)")
+    parser.add_argument("workers", type=at_least_one, help="number of workers")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="`dsgd run` with its arguments")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that what the job has said is printed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # an exception, so that the output of the job is printed
     commands = [options.command]
     if options.then:
         commands.append([*options.command[:2], "--set", options.then, *options.command[2:]])

@@ -1,9 +1,9 @@
 """The report of tests/gpu/run: what passed, and the measurements as medians over the rounds.
 
-report.py RESULTS_FOLDER     reads info.txt, checks.txt (STATUS SECONDS NAME, a tab, WHY per line), *.csv, NAME.log of what failed, and
-                             the file `running`, with a name, while there is one; writes Markdown to stdout
+report.py RESULTS_FOLDER     reads info.txt, checks.txt (lines of STATUS SECONDS NAME, a tab, and WHY), *.csv, NAME.log of failed checks,
+                             and `running`, which has the name of the running check, if there is one; writes Markdown to stdout
 
-A goal that is missed is no failure. A figure that is lacking, or that cannot be, is one.
+A missed goal is not a failure. A missing figure and an impossible one are failures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-# Targets, as a part of the limit's bandwidth.
+# Goals, as fractions of the bandwidth of the limit.
 GOALS = {
     "update sgd": 0.90,
     "update adamw": 0.90,
@@ -29,10 +29,10 @@ GOALS = {
     "both ways at once": 0.95,
     "step of a worker on the GPU and one on the CPU": 0.90,
 }
-SECONDS = {"host CPU time of a step with 161 tensors": 50e-6}  # at most
+SECONDS = {"host CPU time of a step with 161 tensors": 50e-6}  # goals for times: at most this
 WANTED = [*GOALS, *SECONDS, "step sgd", "step adamw"]  # of gpu_bench
-BESIDE = "device copy beside "  # the limit of one row, which stands with it
-# Nothing is that much faster than a copy that only moves the bytes: it has done a part of its work, or something else was measured.
+BESIDE = "device copy beside "  # the name of a limit that belongs to one row, and is shown in that row
+# Nothing is so much faster than a copy of as many bytes: a part of the work is missing, or something else was measured.
 IMPOSSIBLE = 1.15
 
 Rows = Dict[str, List[Tuple[float, float, str]]]  # by name and round: seconds, bytes, limit
@@ -46,10 +46,10 @@ def read_row(line: str) -> Tuple[str, Tuple[float, float, str]]:
 
 
 def read_rows(folder: Path) -> Tuple[List[str], Rows]:
-    """Notes, which are lines of libraries too, and rows."""
+    """Returns the notes (comments, and lines that libraries have printed) and the rows."""
     notes, rows = [], defaultdict(list)
     for path in sorted(folder.glob("*.csv")):
-        for line in path.read_text(errors="replace").split("\n")[:-1]:  # all but what was being written when it was cut off
+        for line in path.read_text(errors="replace").split("\n")[:-1]:  # the last part is empty, or a line that was cut off
             if not line or line.startswith("name,"):
                 continue
             try:
@@ -61,14 +61,14 @@ def read_rows(folder: Path) -> Tuple[List[str], Rows]:
 
 
 def part_of_limit(rows: Rows, name: str) -> Optional[float]:
-    """The bandwidth as a part of its limit's, side by side, round by round; None where there is no limit."""
+    """Returns the bandwidth as a fraction of its limit's, the median over the rounds; None if there is no limit."""
     limits = rows.get(rows[name][0][2], [])
     ratios = [(b / s) / (lb / ls) for (s, b, _), (ls, lb, _) in zip(rows[name], limits)]
     return statistics.median(ratios) if ratios else None
 
 
 def is_small(notes: List[str]) -> bool:
-    """Small sizes, which are to show that it works."""
+    """Returns whether the sizes are small: they only show that the benchmark works."""
     return any(note.startswith("scale ") for note in notes)
 
 
@@ -82,7 +82,7 @@ def wrong_figures(folder: Path) -> List["Check"]:
         if limit and times != len(values):
             wrong.append(Check("failed", 0, name, f"it was measured {len(values)} times, and its limit, {limit}, {times} times"))
         elif part and part > IMPOSSIBLE and limit.startswith((BESIDE, "plain cop")) and not is_small(notes):
-            wrong.append(Check("failed", 0, name, f"{part:.0%} of {limit} cannot be"))
+            wrong.append(Check("failed", 0, name, f"{part:.0%} of {limit} is impossible"))
     return wrong
 
 
@@ -90,7 +90,7 @@ def against_torch(rows: Rows, missed: Callable[[bool], str]) -> Iterator[str]:
     for name in ("sgd", "adamw"):
         theirs = f"torch fused {name}"
         for ours, what, goal in (
-            (f"update {name}", "the update kernel alone, whose gradients lie in a bucket already,", 1.0),
+            (f"update {name}", "the update kernel alone, with gradients that are already in a bucket,", 1.0),
             (f"step {name}", "a whole step, which also fuses gradients into a bucket,", None),
         ):
             if ours in rows and theirs in rows:
@@ -157,7 +157,7 @@ def main() -> int:
     print((folder / "info.txt").read_text())
     print(f"**{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped**\n")
     if (folder / "running").exists():
-        print(f"This run has not come to its end; it was at: {(folder / 'running').read_text().strip()}\n")
+        print(f"This run is not complete; the last check was: {(folder / 'running').read_text().strip()}\n")
     print("\n".join(map(str, failed + skipped)))
     print("\n## Tests\n")
     for check in checks:
