@@ -426,11 +426,11 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   // A head decides within a lease. If it is lost before, the worker notices that within another one. A head
-  // that has come back gives each worker a lease first.
+  // that has come back gives each worker a lease first. A quarter of a lease is for messages.
   transport::Time verdict_due(transport::Time reported) const {
     if (!view.durable) return reported + options.lease;
     if (returner) return loop.now() + options.lease;
-    return std::max(reported, came_back) + 9 * options.lease / 4;
+    return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
   }
 
   void stop_returner() {

@@ -1009,6 +1009,13 @@ TEST(HeadLoss, AViewWithAWorkerThatHasClosedIsFollowedByOneWithoutIt) {
 }
 
 // DSGD_SIMULATION_SEED=17 repeats one job; DSGD_SIMULATION_JOBS=1000 runs so many, from that seed or from 1.
+// In this drawn job the head comes back and falls silent again before it has decided on a dead worker. When
+// the verdict is due, the workers do not know yet that the head is silent.
+TEST(HeadLoss, ASecondOneBeforeTheVerdictIsWaitedFor) {
+  constexpr uint64_t kSeed = 202'003'793;
+  expect_right(draw(kSeed, Random(Random(kSeed).next())));
+}
+
 TEST(Loss, OfAnyWorkersAtAnyMomentsLeavesTheOthersWithOneModel) {
   const uint64_t one = environment_number("DSGD_SIMULATION_SEED", 0), first = one ? one : 1;
   const uint64_t jobs =
