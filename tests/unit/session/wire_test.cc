@@ -147,8 +147,8 @@ TEST_P(Wire, NoFlippedBitReachesAModel) {
     EXPECT_TRUE(told || outcome.all_ok());
     found += told;
   }
-  EXPECT_GE(found, flips * (runs_all_cases() ? 3 : 2) /
-                       4);  // the rest came after the last step, or to a connection of the head
+  // The rest came after the last step, or to a connection of the head.
+  EXPECT_GE(found, flips * (runs_all_cases() ? 3 : 2) / 4);
 }
 
 TEST_P(Wire, WithoutChecksumsSomeDo) {
