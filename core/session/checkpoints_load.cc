@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,10 +119,9 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
 WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
   const bool waits_for_others = !load.call && !state_.recovering && state_.size() > 1;
   if (!waits_for_others || next_of_others() != NextCall::kUnknown) return {};
-  std::vector<int32_t> others(static_cast<size_t>(state_.size()));
-  std::iota(others.begin(), others.end(), 0);
-  std::erase(others, state_.rank());
   const Members& members = state_.mesh->members();
+  std::vector<int32_t> others = members.world()->ranks;
+  std::erase(others, state_.rank());
   return {Status(Code::kWaitTimeout, members.names(others) + (others.size() == 1 ? " has" : " have") +
                                          " not begun their next call")
               .with_rank(others.front(), members.host_of(others.front()))
