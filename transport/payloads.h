@@ -120,7 +120,6 @@ struct ViewReport {
   // By key range, 8 in a byte from the lowest bit on: whether it has the optimizer's state of the range.
   // Empty: every worker has all state, or this one has none.
   std::vector<uint8_t> held;
-  bool on_host = false;  // all its replicas are: state travels as a stream (FetchState)
   double learning_rate = 0;
   uint64_t loads = 0;            // loads of checkpoints that have ended, except by a change of the view
   Code load_result = Code::kOk;  // of the last of these

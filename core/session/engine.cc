@@ -224,6 +224,7 @@ void Engine::end_waits(const Status& why) {
   checkpoints_.fail(why);
   objects_.fail(why);
   state_.giver.drop_all(why);
+  state_.staged_work.fail(why);
   last_step_.refuse_questions(why);
   last_step_.end_wait();
   copies_.fail(why);

@@ -178,7 +178,8 @@ class Engine final : public SessionEvents {
   const Status& divergence() const { return last_values_.divergence(); }  // found as it closed
   // Ends all timers and posts. The last call on the loop.
   void detach_from_loop() {
-    waiter_.close(), copies_.close(), state_.step.close(), state_.stalls.close(), checkpoints_.close();
+    waiter_.close(), copies_.close(), state_.staged_work.close(), state_.step.close();
+    state_.stalls.close(), checkpoints_.close();
   }
   bool idle() const;  // no operation is in flight
   bool all_sent() const { return !state_.mesh || state_.mesh->peers.all_sent(); }
@@ -257,7 +258,7 @@ class Engine final : public SessionEvents {
   StrategyChange strategy_change_;
   Checkpoints checkpoints_;
   StateCopier copier_;
-  std::unique_ptr<StateFetcher> fetcher_;  // of a learner whose replicas are on the host
+  std::unique_ptr<StateFetcher> fetcher_;  // of a learner
 
   // Failures.
   Status exhausted_;      // exhausted()

@@ -17,21 +17,25 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
     done(status);
   };
   start_.begin(strategy, ended, options);
-  if (enter_) return learn();
+  if (enter_) {  // what an earlier dsgd_start has enqueued ends first
+    return state_.step.when_devices_done(waiter_, [this](const Status& ended) {
+      if (state_.failure.ok()) ended.ok() ? learn() : fail_start(ended);
+    });
+  }
   if (!state_.recovering) start_.run();
 }
 
-// Fetches the state of the others before this worker is in a view, if all replicas are on the host. If the
-// plan fails, the view tells why.
+// Fetches the state of the others before this worker is in a view. If the plan fails, the view tells why.
 void Engine::learn() {
-  auto contexts = make_contexts(state_.model);
-  if (!contexts.ok() || !contexts.value().back().is_host()) return enter_();
+  auto contexts = make_contexts(state_.model, true);
+  if (!contexts.ok()) return fail_start(contexts.status());
   state_.step.set_contexts(std::move(contexts).value());
   if (!fetcher_) {  // else an earlier dsgd_start has failed
     if (Status opened = open(present_view_()); !opened.ok()) return fail(opened, false);
     fetcher_ = std::make_unique<StateFetcher>(
         state_, [this] { enter_(); }, [this](const Status& why) { fail_start(why); });
   }
+  if (Status followed = state_.follow_default_streams(); !followed.ok()) return fail_start(followed);
   auto plan = state_.plan_of(start_.strategy());
   if (!plan.ok()) return enter_();
   state_.total_replicas = static_cast<uint32_t>(state_.model.replicas.size());
@@ -39,11 +43,14 @@ void Engine::learn() {
   fetcher_->begin(digest_of(state_.signature(start_.strategy().describe(), false)), start_.options());
 }
 
-// The host may change the model now, so nothing more is written to it. If it calls dsgd_start again, this
-// worker begins again.
+// Ends dsgd_start once nothing more is written to the model, which the host may change then. If the host
+// calls dsgd_start again, this worker begins again.
 void Engine::fail_start(const Status& why) {
-  if (fetcher_) fetcher_->stop();
-  start_.end(why);
+  if (!fetcher_) return start_.end(why);
+  fetcher_->stop([this, why](const Status& stopped) {
+    if (!stopped.ok() && state_.failure.ok()) fail(stopped, false);
+    start_.end(why);
+  });
 }
 
 void Engine::check_sources() {
@@ -61,9 +68,9 @@ void Engine::on_state_asked(const std::string& worker_id, const transport::Fetch
   const bool awaited = present.paused;  // the others wait for the newcomer, and their loads have not begun
   if (newcomer && !awaited && (!state_.started || !state_.torn.ok()))
     return respond(Status(kNotNow, state_.started ? "it has to load a checkpoint" : "it has not started"));
-  if (newcomer && !awaited && state_.changes > 0)
+  if (newcomer && !awaited && (state_.changes > 0 || state_.applying))
     return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
-  if (!state_.started || !state_.torn.ok() || !state_.is_on_host())
+  if (!state_.started || !state_.torn.ok() || !state_.options.views_change)
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
   if (newcomer && question.next == 0 &&
       question.signature != digest_of(state_.signature(state_.step.strategy().describe(), false)))

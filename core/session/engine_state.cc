@@ -26,7 +26,10 @@ EngineState::EngineState(transport::Loop& of_session, Model& of_worker, EngineOp
       step(loop, model, options.step, [this](const Status& why) { fail(why, true); }),
       stalls(loop, options.stall_warning, log),
       calls(loop, options.step_timeout, stalls, [this](uint64_t call) { return wait_report(call); }),
-      giver(model, step) {}
+      staged_work(loop, step),
+      giver(model, step, staged_work, [this](const Status& why) {
+        if (failure.ok()) fail(why, true);
+      }) {}
 
 std::string EngineState::signature(const std::string& strategy, bool with_rate) const {
   return describe_settings(options, model, strategy, with_rate, mesh ? mesh->peers.chunk_bytes() : 0);
@@ -142,24 +145,25 @@ void EngineState::refuse_next_call(uint32_t channel, const std::string& name, co
   end(told);
 }
 
-bool EngineState::is_on_host() const {
-  const auto& contexts = step.contexts();
-  return std::all_of(contexts.begin(), contexts.end(),
-                     [](const DeviceContext& context) { return context.is_host(); });
+Status EngineState::follow_default_streams() {
+  for (DeviceContext& context : step.contexts()) DSGD_RETURN_IF_ERROR(context.follow_default_stream());
+  return {};
 }
 
-Result<HostValues> EngineState::host_values(bool filled) {
+Result<HostValues> EngineState::host_values(bool filled, bool trained) {
   // A worker that has started holds the values already, and the host may be reading them.
   const bool in_place = step.contexts().back().is_host() && (filled || !started);
   device::Device& staging = *step.contexts().back().device;
   const Replica& first = *model.replicas[0];
-  for (DeviceContext& context : step.contexts()) {
-    if (Status status = context.follow_default_stream(); !status.ok()) return status;
-  }
+  DSGD_RETURN_IF_ERROR(follow_default_streams());
   HostValues values;
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     std::byte* value = model.bindings[0][p].value;
     const size_t nbytes = model.parameters[p]->nbytes();
+    if (model.parameters[p]->trained && !trained) {
+      values.emplace_back();
+      continue;
+    }
     if (in_place) {
       values.push_back({std::shared_ptr<void>(), value});  // the host's own
       continue;

@@ -20,6 +20,7 @@
 #include "core/session/operation.h"
 #include "core/session/stall_watch.h"
 #include "core/session/state_giver.h"
+#include "core/step/staged_work.h"
 #include "core/step/step.h"
 #include "core/strategy/plan.h"
 
@@ -51,6 +52,7 @@ struct EngineState {
   Step step;
   StallWatch stalls;
   Calls calls;
+  StagedWork staged_work;
   StateGiver giver;
   std::shared_ptr<int> alive = std::make_shared<int>();  // the engine's timers hold it weakly
 
@@ -100,11 +102,13 @@ struct EngineState {
   // This worker rejects the channel's next call, which all workers make together.
   void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
 
-  bool is_on_host() const;  // whether all replicas are
   // Returns host memory for all values: the host's own buffers where these may be used, else new memory.
-  // `filled`: with this worker's values. Copies are only enqueued.
-  Result<HostValues> host_values(bool filled);
+  // `filled`: with this worker's values. Copies are only enqueued. Without `trained`: null for trained
+  // parameters.
+  Result<HostValues> host_values(bool filled, bool trained = true);
   Status spread_values(const HostValues& values);  // enqueues copies to all replicas
+  // Work enqueued in the contexts' queues from now on happens after the work in the host's default streams.
+  Status follow_default_streams();
 
   // Returns whether this worker of the view has joined after the job began, and rank 0 has not.
   bool has_joined_later(int32_t rank) const;

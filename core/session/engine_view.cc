@@ -6,8 +6,7 @@
 //   deal_samples   deals out the samples of lost workers
 //   copy           a worker that is one step behind copies the state of a worker that is not
 //                  (state_copier.h). A learner fetches the state that it lacks from several workers
-//                  (state_fetcher.h). If any worker has a replica on a GPU, the learner copies all state
-//                  from one worker instead
+//                  (state_fetcher.h)
 //   place          where owners keep the optimizer's state, moves it to the owners of the new view
 //                  (state_placement.h)
 //   resume         begins the suspended step again, from the same gradients; in a paused view, which has
@@ -117,12 +116,8 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
   agreed_ = false;
   state_.view_cause = why;
   reported_view_ = view.view;
-  if (fetcher_) {
-    fetcher_->entered_view();
-    state_.mesh->change_view(view, why);
-  } else if (Status opened = open(view); !opened.ok()) {
-    return fail(opened, true);
-  }
+  fetcher_->entered_view();
+  state_.mesh->change_view(view, why);
   objects_.change_view(why);  // numbers of its puts are those of this view
   if (on_view_) on_view_(view);
   report();
@@ -138,7 +133,6 @@ void Engine::report() {
     mine.signature_length = signed_text.size();
   }
   mine.started = state_.started;
-  mine.on_host = state_.started ? state_.is_on_host() : fetcher_ != nullptr;
   mine.steps = state_.next_step;
   if (state_.started) mine.held = placement_.held();
   mine.strategy_version = state_.strategy_version;
@@ -197,8 +191,12 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   if (state_.mesh->members().view().paused) return;  // a later view starts again
   state_.learner = false;
   fetcher_ = nullptr;
-  resume(decision.calls);
-  start_again(reports.value());
+  const auto again = [this, calls = decision.calls, all = reports.value()](const Status& done) {
+    if (!done.ok()) return fail(done, true);
+    resume(calls);
+    start_again(all);
+  };
+  state_.staged_work.when_done(call->deadline, state_.in_view(again));
 }
 
 // Copies the state to the workers of the view that lack it, moves the optimizer's state to its owners, and

@@ -131,7 +131,7 @@ void Start::on_differences(const Calls::Parts& differences, const Done& done) {
 
 void Start::give_values(const SharedCall& call, std::shared_ptr<const Plan> plan, Done done) {
   if (!state_.started) {
-    auto contexts = make_contexts(state_.model);
+    auto contexts = make_contexts(state_.model, state_.options.views_change);
     if (!contexts.ok()) return done(contexts.status());
     state_.step.set_contexts(std::move(contexts).value());
   }

@@ -1,6 +1,6 @@
 // dsgd_start: all workers compare what must be equal, agree on the GPUs that NCCL reduces over, and begin
-// with the values of one of them. A worker that joins a running job later gets the state in its first view
-// instead.
+// with the values of one of them. A worker that joins a running job fetches the state instead
+// (state_fetcher.h).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Start {
   Start(EngineState& state, StatePlacement& placement)
       : state_(state), placement_(placement), teams_(state) {}
   // The start is pending from now on, until end(). run() follows, unless this worker joins a running job and
-  // gets the state in its first view.
+  // fetches the state of the others.
   void begin(const StrategySpec& strategy, Done done, const CallOptions& options) {
     pending_ = Pending{strategy, options, std::move(done)};
   }

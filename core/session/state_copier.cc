@@ -27,7 +27,6 @@ struct StateCopier::Transfer {
   std::shared_ptr<const Group> group;     // all workers that copy
   std::shared_ptr<const Group> learning;  // the learners
   std::shared_ptr<const Group> whole;     // those that copy trained parameters and their state, too
-  bool fetches = false;                   // the learners fetch trained parameters and state (state_fetcher.h)
   std::function<void()> then;
 };
 
@@ -44,11 +43,9 @@ void StateCopier::copy(const std::shared_ptr<Call>& call, const ViewDecision& de
   transfer->learners = decision.learners;
   transfer->group = with_source(decision.copiers);
   transfer->learning = with_source(decision.learners);
-  transfer->fetches = decision.all_on_host && !decision.learners.empty();
-  if (!transfer->fetches) state_.giver.drop_all(Status(Code::kState, "the state is copied"));
+  if (decision.learners.empty()) state_.giver.drop_all(Status(Code::kState, "the state is copied"));
   std::vector<int32_t> whole = decision.copiers;
-  if (transfer->fetches)
-    std::erase_if(whole, [&](int32_t one) { return reports[static_cast<size_t>(one)].learner; });
+  std::erase_if(whole, [&](int32_t one) { return reports[static_cast<size_t>(one)].learner; });
   transfer->whole = with_source(std::move(whole));
   transfer->then = std::move(then);
   const bool is_source = state_.rank() == decision.source;
@@ -92,26 +89,31 @@ void StateCopier::name_difference(const SharedTransfer& transfer, std::shared_pt
 }
 
 void StateCopier::give(const SharedTransfer& transfer) {
-  auto values = state_.host_values(true);
+  const bool trained = transfer->whole->size() > 1;
+  auto values = state_.host_values(true, trained);
   if (!values.ok()) return state_.fail(values.status(), true);
   const auto copy = std::make_shared<StateCopy>();
   copy->values = std::move(values).value();
   copy->updates = state_.model.updates;
+  copy->state.resize(state_.model.parameters.size());
   const transport::Time deadline = transfer->call->deadline;
-  state_.step.optimizer_state().copy(
-      false, deadline, state_.in_view([this, deadline, transfer, copy](const Status& fetched) {
-        if (!fetched.ok()) return state_.fail(fetched, true);
-        if (state_.step.updates_at_owner()) {
-          copy->state.resize(state_.model.parameters.size());  // owners get theirs by StatePlacement::place()
-        } else {
-          copy->state = state_.step.optimizer_state().on_host();
-        }
-        state_.step.when_reached(deadline, state_.in_view([this, transfer, copy](const Status& reached) {
-          if (!reached.ok()) return state_.fail(reached, true);
-          give_objects(transfer,
-                       state_.in_view([this, transfer, copy] { broadcast(transfer, copy, transfer->then); }));
-        }));
-      }));
+  const auto give_all = state_.in_view([this, deadline, transfer, copy](const Status& fetched) {
+    if (!fetched.ok()) return state_.fail(fetched, true);
+    // Owners get theirs by StatePlacement::place().
+    if (copies_state(*transfer)) copy->state = state_.step.optimizer_state().on_host();
+    state_.step.when_reached(deadline, state_.in_view([this, transfer, copy](const Status& reached) {
+      if (!reached.ok()) return state_.fail(reached, true);
+      give_objects(transfer,
+                   state_.in_view([this, transfer, copy] { broadcast(transfer, copy, transfer->then); }));
+    }));
+  });
+  copies_state(*transfer) ? state_.step.optimizer_state().copy(false, deadline, give_all)
+                          : give_all(Status());
+}
+
+// Whether optimizer state is broadcast.
+bool StateCopier::copies_state(const Transfer& transfer) const {
+  return transfer.whole->size() > 1 && !state_.step.updates_at_owner();
 }
 
 // Runs before the broadcast of the state. A learner that has the state is no learner in the next view, and
@@ -124,13 +126,8 @@ void StateCopier::give_objects(const SharedTransfer& transfer, std::function<voi
 
 void StateCopier::receive(const SharedTransfer& transfer, const std::vector<ViewReport>& reports) {
   const ViewReport& report = reports[static_cast<size_t>(transfer->source)];
-  const bool fetches = state_.learner && transfer->fetches;
-  if (state_.learner) {
-    if (!fetcher_) {
-      auto contexts = make_contexts(state_.model);
-      if (!contexts.ok()) return state_.fail(contexts.status(), true);
-      state_.step.set_contexts(std::move(contexts).value());
-    }
+  const bool learns = state_.learner;
+  if (learns) {
     state_.strategy_version = report.strategy_version;
     auto plan = state_.plan_of(start_.strategy());
     if (!plan.ok()) return state_.fail(plan.status(), true);
@@ -143,7 +140,7 @@ void StateCopier::receive(const SharedTransfer& transfer, const std::vector<View
   copy->state.resize(state_.model.parameters.size());
   for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
     const Parameter& parameter = *state_.model.parameters[p];
-    if (parameter.trained ? fetches : !state_.learner) continue;
+    if (parameter.trained == learns) continue;
     auto value = device.allocate_staging(parameter.nbytes());
     Status status = value.status();
     if (value.ok()) copy->values[p] = std::move(value).value();
@@ -156,14 +153,14 @@ void StateCopier::receive(const SharedTransfer& transfer, const std::vector<View
     }
     if (!status.ok()) return state_.fail(status, true);
   }
-  if (!fetches) {
+  if (!learns) {
     state_.log->info("copies the state after " + counted(report.steps, "step") + " from " +
                      state_.mesh->members().name(transfer->source));
   }
-  broadcast(transfer, copy, [this, transfer, copy, reports, fetches] {
+  broadcast(transfer, copy, [this, transfer, copy, reports, learns] {
     const ViewReport& report = reports[static_cast<size_t>(transfer->source)];
     const auto received = state_.in_view([this, transfer, copy, report] { apply(transfer, copy, report); });
-    fetches ? fetcher_->fetch_rest(reports, report, transfer->call->deadline, received) : received();
+    learns ? fetcher_->fetch_rest(reports, report, transfer->call->deadline, received) : received();
   });
 }
 
@@ -182,9 +179,8 @@ void StateCopier::broadcast(const SharedTransfer& transfer, SharedCopy copy, std
     if (parameter.trained ? transfer->whole->size() > 1 : !transfer->learners.empty())
       tensors.push_back({copy->values[p].get(), parameter.nbytes(), parameter.dtype,
                          parameter.trained ? transfer->whole : transfer->learning});
-    const size_t states = parameter.trained && transfer->whole->size() > 1 && !state_.step.updates_at_owner()
-                              ? state_.model.states_of(parameter)
-                              : 0;
+    const size_t states =
+        parameter.trained && copies_state(*transfer) ? state_.model.states_of(parameter) : 0;
     for (size_t s = 0; s < states; ++s) {
       const bool here = s < copy->state[p].size();
       tensors.push_back({here ? copy->state[p][s].get() : nullptr, here ? parameter.state_nbytes() : 0,
@@ -213,7 +209,7 @@ void StateCopier::apply(const SharedTransfer& transfer, SharedCopy copy, const V
   state_.giver.drop_all(Status(Code::kState, "this worker has copied a step"));
   if (state_.step.updates_at_owner() && !state_.learner) state_.step.optimizer_state().advance(copy->updates);
   OptimizerState& state = state_.step.optimizer_state().on_host();
-  state.resize(state_.model.parameters.size());
+  if (!state_.learner) state.resize(state_.model.parameters.size());
   for (size_t p = 0; p < state.size(); ++p) {
     for (size_t s = 0; s < copy->state[p].size(); ++s) {
       if (s == state[p].size()) {
@@ -238,10 +234,12 @@ void StateCopier::apply(const SharedTransfer& transfer, SharedCopy copy, const V
     if (entered == state_.view()) transfer->then();
   };
   const transport::Time deadline = transfer->call->deadline;
-  state_.step.optimizer_state().copy(true, deadline, [this, deadline, copy, applied](const Status& copied) {
-    const Status spread = copied.ok() ? state_.spread_values(copy->values) : copied;
-    spread.ok() ? state_.step.when_reached(deadline, applied) : applied(spread);
-  });
+  const auto spread = [this, deadline, copy, applied](const Status& copied) {
+    const Status enqueued = copied.ok() ? state_.spread_values(copy->values) : copied;
+    enqueued.ok() ? state_.step.when_reached(deadline, applied) : applied(enqueued);
+  };
+  // The optimizer's state that a learner has fetched is on its devices already.
+  state_.learner ? spread({}) : state_.step.optimizer_state().copy(true, deadline, spread);
 }
 
 void StateCopier::end_step(const ViewReport& report) {

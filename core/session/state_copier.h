@@ -1,5 +1,6 @@
 // Copies of the state in a new view: of the values and the optimizer's state of the worker that has completed
-// most steps, to workers that are a step behind, and to learners.
+// most steps, to workers that are a step behind. Learners fetch trained parameters and their state
+// (state_fetcher.h), and copy the other parameters.
 //
 // A worker that is behind could instead fetch the sums of the step. But then every worker would have to keep
 // them until the header of the next step is complete: twice the buffers, or one more round trip in each step.
@@ -20,8 +21,7 @@ namespace dsgd {
 
 class StateCopier {
  public:
-  // `fetcher`: of the engine, which sets and resets it. Null: this worker is no learner, or copies all state
-  // here.
+  // `fetcher`: of the engine, which sets and resets it. Null: this worker is no learner.
   StateCopier(EngineState& state, Objects& objects, const Start& start,
               const std::unique_ptr<StateFetcher>& fetcher)
       : state_(state), objects_(objects), start_(start), fetcher_(fetcher) {}
@@ -38,6 +38,7 @@ class StateCopier {
 
   void name_difference(const SharedTransfer& transfer, std::shared_ptr<const Group> informed,
                        const transport::ViewReport& report);
+  bool copies_state(const Transfer& transfer) const;
   void give(const SharedTransfer& transfer);
   void give_objects(const SharedTransfer& transfer, std::function<void()> then);
   void receive(const SharedTransfer& transfer, const std::vector<transport::ViewReport>& reports);

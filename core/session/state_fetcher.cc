@@ -34,10 +34,11 @@ void StateFetcher::begin(uint64_t signature, const CallOptions& options) {
   enter_when_whole();
 }
 
-void StateFetcher::stop() {
+void StateFetcher::stop(std::function<void(const Status&)> then) {
   state_.loop.cancel(timer_);
   sources_.clear();
   entering_ = false;
+  state_.staged_work.when_done(state_.loop.now() + state_.options.step.lease, std::move(then));
 }
 
 // The time of dsgd_start is over. stop() cancels this timer, so the start is pending here.
@@ -88,45 +89,87 @@ void StateFetcher::ask_later(size_t index, const Status& why) {
                        });
 }
 
+bool StateFetcher::is_latest(size_t index, uint64_t of_ask) const {
+  return state_.failure.ok() && index < sources_.size() && sources_[index].ask == of_ask;
+}
+
+// The question stays the latest one until the devices have taken its answer.
 void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask,
                              const Result<Message>& answer) {
-  if (!state_.failure.ok() || index >= sources_.size() || sources_[index].ask != of_ask) return;
+  if (!is_latest(index, of_ask)) return;
+  if (!answer.ok()) return on_refusal(index, asked_in, answer.status());
+  const auto* parts = std::get_if<StateParts>(&answer.value());
+  const Status valid = parts ? check_parts(parts->parts, state_.model, !state_.step.updates_at_owner())
+                             : Status(Code::kInternal, "another answer");
+  if (!valid.ok())
+    return state_.fail(invalid_data("dsgd_start", sources_[index].rank, valid.message()), true);
+  const auto kept = std::make_shared<const StateParts>(*parts);
+  const auto is_needed = [this, alive = std::weak_ptr(alive_), index, of_ask] {
+    return !alive.expired() && is_latest(index, of_ask);
+  };
+  state_.staged_work.write(
+      then_ ? deadline_ : state_.calls.deadline(options_),
+      [this, kept, is_needed] { return is_needed() ? take(*kept) : Status(); },
+      [this, kept, is_needed, index, asked_in](const Status& taken) {
+        if (!is_needed()) return;
+        taken.ok() ? on_taken(index, asked_in, *kept) : state_.fail(taken, true);
+      });
+}
+
+void StateFetcher::on_refusal(size_t index, uint64_t asked_in, const Status& why) {
   Source& source = sources_[index];
   source.asked = false;
-  if (!answer.ok()) {
-    if (!in_view_ && answer.status().code() == StateGiver::kNotNow) return ask_later(index, answer.status());
-    if (!in_view_) {
-      state_.log->debug("takes part before it has fetched all state: " + answer.status().message());
-      return enter_now();
-    }
-    if (!then_) return;
-    if (asked_in != state_.view()) return ask(index);
-    if (answer.status().code() == Code::kState && source.next > 0) {
-      source.next = 0;
-      return ask(index);
-    }
-    if (state_.mesh->peers.has_left(source.rank)) return change_source(index);
-    if (is_break(answer.status()) || answer.status().code() == Code::kViewChanged) return;  // news will come
-    return state_.fail(answer.status(), true);
+  if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
+  if (!in_view_) {
+    state_.log->debug("takes part before it has fetched all state: " + why.message());
+    return enter_now();
   }
-  const auto* parts = std::get_if<StateParts>(&answer.value());
-  Status taken = parts ? Status() : Status(Code::kInternal, "another answer");
-  OptimizerState& state = state_.step.optimizer_state().on_host();
-  for (size_t p = 0; parts && p < parts->parts.size() && taken.ok(); ++p) {
-    taken = take_part(parts->parts[p], state_.model, state_.step.contexts().front(), state,
-                      !state_.step.updates_at_owner());
+  if (!then_) return;
+  if (asked_in != state_.view()) return ask(index);
+  if (why.code() == Code::kState && source.next > 0) {
+    source.next = 0;
+    return ask(index);
   }
-  if (!taken.ok()) return state_.fail(invalid_data("dsgd_start", source.rank, taken.message()), true);
+  if (state_.mesh->peers.has_left(source.rank)) return change_source(index);
+  if (is_break(why) || why.code() == Code::kViewChanged) return;  // news will come
+  state_.fail(why, true);
+}
+
+// Enqueues what an answer brings on all devices.
+Status StateFetcher::take(const StateParts& answer) {
+  for (DeviceContext& context : state_.step.contexts()) {
+    DSGD_RETURN_IF_ERROR(take_parts(answer.parts, state_.model, context,
+                                    state_.step.optimizer_state().of(context),
+                                    !state_.step.updates_at_owner()));
+  }
+  return {};
+}
+
+void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& answer) {
+  Source& source = sources_[index];
+  source.asked = false;
   source.refuses = false;
   ++source.next;
-  source.whole = source.whole || parts->whole;
+  source.whole = source.whole || answer.whole;
   if (!in_view_) {
     ask(index);
     return enter_when_whole();
   }
   if (!then_) return;
-  if (asked_in != state_.view() || !parts->whole) return ask(index);
-  if (parts->digest != digest_values(state_.model, source.begin, source.end)) {
+  if (asked_in != state_.view() || !answer.whole) return ask(index);
+  state_.staged_work.digest_values(
+      state_.model, source.begin, source.end,
+      state_.in_view([this, alive = std::weak_ptr(alive_), index, of_ask = source.ask,
+                      theirs = answer.digest](const Result<uint64_t>& ours) {
+        if (alive.expired() || !is_latest(index, of_ask)) return;
+        ours.ok() ? on_whole(index, ours.value() == theirs) : state_.fail(ours.status(), true);
+      }));
+}
+
+// All of a source's state is here. `same`: its values have the source's digest.
+void StateFetcher::on_whole(size_t index, bool same) {
+  Source& source = sources_[index];
+  if (!same) {
     state_.log->info("the values of " + state_.mesh->members().name(source.rank) +
                      " have changed between steps; fetches them again");
     source.next = 0;

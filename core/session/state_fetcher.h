@@ -9,8 +9,7 @@
 //                digests of the values, which the hosts may have changed
 //
 // A stream that has failed begins again in fetch_rest(), from a worker that has completed all steps. So a
-// failure before the view costs only time: the others wait longer in the view. If any worker has a replica on
-// a GPU, the learner copies all state in the view instead (state_copier.h).
+// failure before the view costs only time: the others wait longer in the view.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +25,7 @@
 
 namespace dsgd {
 
-// On the loop. The replicas are on the host, and the mesh is open.
+// On the loop. The mesh is open.
 class StateFetcher {
  public:
   using MemberList = std::vector<transport::MemberInfo>;
@@ -37,7 +36,9 @@ class StateFetcher {
       : state_(state), enter_(std::move(enter)), give_up_(std::move(give_up)) {}
   // `signature`: digest of this worker's signature, without the learning rate. `options`: of dsgd_start.
   void begin(uint64_t signature, const CallOptions& options);
-  void stop();  // dsgd_start has failed; begin() may follow
+  // dsgd_start has failed. Calls `then` when nothing more is written to the replicas, or with an error after
+  // a lease; begin() may follow.
+  void stop(std::function<void(const Status&)> then);
   // Asks for a view at once if `present` lacks a worker whose state this one fetches.
   void check_sources(const MemberList& present);
   void entered_view() { in_view_ = true; }
@@ -56,7 +57,7 @@ class StateFetcher {
     uint64_t begin, end;   // elements
     uint64_t next = 0;     // answer of the stream
     uint64_t ask = 0;      // the latest; answers to earlier ones are not taken
-    bool asked = false;    // an answer is awaited
+    bool asked = false;    // an answer is awaited, or being taken
     bool whole = false;    // all of it has come once
     bool refuses = false;  // for now
     bool done = false;     // in fetch_rest()
@@ -67,6 +68,11 @@ class StateFetcher {
   void ask(size_t index);
   void ask_later(size_t index, const Status& why);
   void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, const Result<transport::Message>& answer);
+  void on_refusal(size_t index, uint64_t asked_in, const Status& why);
+  bool is_latest(size_t index, uint64_t of_ask) const;
+  Status take(const transport::StateParts& answer);
+  void on_taken(size_t index, uint64_t asked_in, const transport::StateParts& answer);
+  void on_whole(size_t index, bool same);
   void enter_when_whole();
   void enter_now();
   void change_source(size_t index);

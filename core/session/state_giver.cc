@@ -10,9 +10,19 @@ namespace dsgd {
 using transport::FetchState;
 using transport::StateParts;
 
+namespace {
+
+Status not_kept() { return Status(Code::kState, "this worker has not kept what it has given; begin again"); }
+
+}  // namespace
+
 template <typename Matches>
-void StateGiver::erase(Matches matches) {
-  std::erase_if(given_, matches);
+void StateGiver::erase(const Status& why, Matches matches) {
+  std::erase_if(given_, [&](const auto& one) {
+    const bool ends = matches(one);
+    if (ends) one.second->ended = why;
+    return ends;
+  });
   if (given_.empty()) step_.on_update(nullptr);
 }
 
@@ -25,41 +35,66 @@ void StateGiver::give(const std::string& worker_id, const FetchState& question, 
     if (Status begun = begin(key, question, with_state); !begun.ok()) return respond(begun);
   }
   const auto found = given_.find(key);
-  if (found == given_.end() || found->second->next != question.next)
-    return respond(Status(Code::kState, "this worker has not kept what it has given; begin again"));
-  Given& given = *found->second;
-  if (!question.last && given.told_whole && given.stream.whole()) {
-    given.waiting = std::move(respond);
+  if (found == given_.end() || found->second->next != question.next) return respond(not_kept());
+  const SharedGiven given = found->second;
+  if (!question.last && given->told_whole && given->stream.whole()) {
+    given->waiting = std::move(respond);
     return;
   }
-  answer(&given, question.last, respond);
-  if (question.last && given.stream.whole()) erase([&](const auto& one) { return one.first == key; });
+  answer(given, question.last, std::move(respond));
 }
 
 Status StateGiver::begin(const Key& key, const FetchState& question, bool with_state) {
   constexpr size_t kMost = 256;
   // A worker that begins again may divide the elements in another way.
-  erase([&](const auto& one) {
+  erase(not_kept(), [&](const auto& one) {
     const StateStream& stream = one.second->stream;
     return one.first.first == key.first && stream.begin() < question.end && question.begin < stream.end();
   });
   if (given_.size() >= kMost)
     return Status(Code::kLimit, "too many parts of the state are asked for at once");
-  given_[key] = std::make_unique<Given>(model_, question.begin, question.end, with_state);
+  given_[key] = std::make_shared<Given>(model_, question.begin, question.end, with_state);
   step_.on_update([this](const StateParts::Part& update, const std::byte* sums) {
     for (const auto& [of, given] : given_) given->stream.note(update, sums);
   });
   return {};
 }
 
-void StateGiver::answer(Given* given, bool last, const transport::Responder& respond) {
-  StateParts answer;
-  answer.parts = given->stream.take(step_.optimizer_state().on_host());
-  answer.whole = given->stream.whole();
-  if (last && answer.whole) answer.digest = digest_values(model_, given->stream.begin(), given->stream.end());
-  given->told_whole = given->told_whole || answer.whole;
+// A learner that asks again before the answer is made is refused, and begins again.
+void StateGiver::answer(const SharedGiven& given, bool last, transport::Responder respond) {
   ++given->next;
-  respond(transport::Message(std::move(answer)));
+  work_.read(
+      [this, given] {
+        if (!given->ended.ok()) return Status();
+        DeviceContext& context = step_.contexts().front();
+        return given->stream.begin_answer(context, step_.optimizer_state().of(context));
+      },
+      [this, given, last, respond = std::move(respond)](const Status& copied) {
+        if (given->stream.overflown()) given->ended = not_kept();
+        if (!refused(*given, copied, respond)) end_answer(given, last, respond);
+      });
+}
+
+bool StateGiver::refused(const Given& given, const Status& copied, const transport::Responder& respond) {
+  if (given.ended.ok() && copied.ok()) return false;
+  respond(given.ended.ok() ? copied : given.ended);
+  if (!copied.ok()) fail_(copied);
+  return true;
+}
+
+void StateGiver::end_answer(const SharedGiven& given, bool last, const transport::Responder& respond) {
+  const auto answer = std::make_shared<StateParts>();
+  answer->parts = given->stream.end_answer(step_.contexts().front());
+  answer->whole = given->stream.whole();
+  given->told_whole = given->told_whole || answer->whole;
+  if (!last || !answer->whole) return respond(transport::Message(std::move(*answer)));
+  work_.digest_values(model_, given->stream.begin(), given->stream.end(),
+                      [this, given, answer, respond](const Result<uint64_t>& digest) {
+                        if (refused(*given, digest.status(), respond)) return;
+                        answer->digest = digest.value();
+                        respond(transport::Message(std::move(*answer)));
+                        erase(not_kept(), [&](const auto& one) { return one.second == given; });
+                      });
 }
 
 bool StateGiver::gives_to_any_of(const MemberList& view) const {
@@ -70,11 +105,15 @@ bool StateGiver::gives_to_any_of(const MemberList& view) const {
 // The step needed all workers of the view, so those that have joined have all state.
 void StateGiver::step_ended(const MemberList& view) {
   if (given_.empty()) return;
-  erase(
-      [&](const auto& one) { return one.second->stream.overflown() || rank_of(view, one.first.first) >= 0; });
+  erase(not_kept(), [&](const auto& one) {
+    return one.second->stream.overflown() || rank_of(view, one.first.first) >= 0;
+  });
+  std::vector<SharedGiven> due;  // a failure may end all streams meanwhile
   for (const auto& [key, given] : given_) {
-    if (given->waiting && !given->stream.whole())
-      answer(given.get(), false, std::exchange(given->waiting, {}));
+    if (given->waiting && !given->stream.whole()) due.push_back(given);
+  }
+  for (const SharedGiven& given : due) {
+    if (given->ended.ok()) answer(given, false, std::exchange(given->waiting, {}));
   }
 }
 
@@ -83,15 +122,16 @@ void StateGiver::change_view(const MemberList& present, const MemberList& next) 
   for (const auto& [key, given] : given_) {
     if (rank_of(next, key.first) >= 0 && given->waiting) std::exchange(given->waiting, {})(changed);
   }
-  erase([&](const auto& one) { return rank_of(present, one.first.first) >= 0; });
+  erase(changed, [&](const auto& one) { return rank_of(present, one.first.first) >= 0; });
 }
 
 void StateGiver::forget(const std::string& worker_id) {
-  erase([&](const auto& one) { return one.first.first == worker_id; });
+  erase(not_kept(), [&](const auto& one) { return one.first.first == worker_id; });
 }
 
 void StateGiver::drop_all(const Status& why) {
   for (const auto& [key, given] : std::exchange(given_, {})) {
+    given->ended = why;
     if (given->waiting) given->waiting(why);
   }
   step_.on_update(nullptr);

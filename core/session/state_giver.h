@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/model/model.h"
+#include "core/step/staged_work.h"
 #include "core/step/state_stream.h"
 #include "core/step/step.h"
 #include "transport/messages.h"
@@ -17,13 +19,15 @@
 
 namespace dsgd {
 
-// On the loop. The replicas are on the host.
+// On the loop.
 class StateGiver {
  public:
   using MemberList = std::vector<transport::MemberInfo>;
   static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
 
-  StateGiver(const Model& model, Step& step) : model_(model), step_(step) {}
+  // `fail` is called when a device of this worker has failed.
+  StateGiver(const Model& model, Step& step, StagedWork& work, std::function<void(const Status&)> fail)
+      : model_(model), step_(step), work_(work), fail_(std::move(fail)) {}
   // Answers with the next parts of the stream that begins at the question's first element. The first question
   // begins the stream. Once the learner knows that it was whole, a question that finds nothing new is
   // answered after a step, unless it is the last one. `with_state`: as in StateStream.
@@ -46,17 +50,25 @@ class StateGiver {
     uint64_t next = 0;             // answer
     bool told_whole = false;       // the learner knows that it was whole once
     transport::Responder waiting;  // for the next step
+    Status ended;  // not OK: the stream has ended, and the answer in the making is refused with this
   };
   using Key = std::pair<std::string, uint64_t>;  // worker id, first element
+  using SharedGiven = std::shared_ptr<Given>;
 
   Status begin(const Key& key, const transport::FetchState& question, bool with_state);
   template <typename Matches>
-  void erase(Matches matches);
-  void answer(Given* given, bool last, const transport::Responder& respond);
+  void erase(const Status& why, Matches matches);
+  void answer(const SharedGiven& given, bool last, transport::Responder respond);
+  void end_answer(const SharedGiven& given, bool last, const transport::Responder& respond);
+  // Returns whether the device has failed or the stream has ended meanwhile. Then it refuses the answer; a
+  // failed device also fails this worker.
+  bool refused(const Given& given, const Status& copied, const transport::Responder& respond);
 
   const Model& model_;
   Step& step_;
-  std::map<Key, std::unique_ptr<Given>> given_;  // those to one worker do not overlap
+  StagedWork& work_;
+  const std::function<void(const Status&)> fail_;
+  std::map<Key, SharedGiven> given_;  // those to one worker do not overlap
 };
 
 }  // namespace dsgd

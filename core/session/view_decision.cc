@@ -59,7 +59,6 @@ Result<ViewDecision> decide(const std::vector<ViewReport>& reports, const Member
       if (report.learner) decision.learners.push_back(rank);
     }
     decision.all_started = decision.all_started && (report.started || report.learner);
-    decision.all_on_host = decision.all_on_host && report.on_host;
     for (size_t channel = 0; channel < kChannels; ++channel)
       decision.calls[channel] = std::max(decision.calls[channel], report.calls[channel]);
     decision.replicas += report.replicas;

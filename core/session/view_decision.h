@@ -19,8 +19,7 @@ struct ViewDecision {
   std::vector<int32_t> different;  // learners that cannot take part: their settings differ
   std::vector<uint64_t> calls = std::vector<uint64_t>(kChannels, 1);  // by channel: index of the next one
   bool all_started = true;                                            // all but the learners
-  bool all_on_host = true;
-  uint32_t replicas = 0;  // of all workers together
+  uint32_t replicas = 0;                                              // of all workers together
 };
 
 // Of all workers of the view, by rank.

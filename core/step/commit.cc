@@ -303,13 +303,16 @@ Status Commit::update(size_t index) {
     if (!context.is_host() && state_.path.returns_results)
       DSGD_RETURN_IF_ERROR(context.queue->wait(*buffers.devices[c].returned));
     if (state_.path.updates_early) DSGD_RETURN_IF_ERROR(context.queue->wait(*buffers.devices[c].reached));
-    list_updates(index, context, sums);
+    list_updates(index, context);
+    const bool read_by_streams = noted_ && &context == &state_.contexts.front() && !context.is_host();
+    if (read_by_streams) DSGD_RETURN_IF_ERROR(context.queue->wait(*context.staged));
     DSGD_RETURN_IF_ERROR(context.queue->update(bucket.dtype, update_pieces_, targets_, sums));
+    if (read_by_streams) DSGD_RETURN_IF_ERROR(context.queue->record(*context.reached));
   }
   return {};
 }
 
-void Commit::list_updates(size_t index, DeviceContext& context, const void* sums) {
+void Commit::list_updates(size_t index, DeviceContext& context) {
   using device::Action;
   const Bucket& bucket = state_.plan[index];
   const size_t element = dtype_size(bucket.dtype);
@@ -352,8 +355,8 @@ void Commit::list_updates(size_t index, DeviceContext& context, const void* sums
         }
       }
     }
-    if (noted_ && context.is_host())
-      note_update(piece, update, static_cast<const std::byte*>(sums) + piece.position * element);
+    if (noted_ && &context == &state_.contexts.front())
+      note_update(piece, update, state_.buffers[index].result_data() + piece.position * element);
     update_pieces_.push_back(update);
   }
 }

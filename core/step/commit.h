@@ -39,7 +39,8 @@ class Commit {
   bool apply_norm();
   // Enqueues the updates of a bucket on all devices.
   Status update(size_t bucket);
-  // Sets the function that is called with each update of elements on the host, and its sums; null: none.
+  // Sets the function that is called with each update of elements and its sums, which are in host memory;
+  // null: none. Set it only in jobs whose view may change: there the host has all sums.
   using Noted = std::function<void(const transport::StateParts::Part& update, const std::byte* sums)>;
   void on_update(Noted noted) { noted_ = std::move(noted); }
   // Call it when all updates are done, or enqueued in the devices' queues. Counts them and, where owners
@@ -57,7 +58,7 @@ class Commit {
                void* mean) const;
   const void* owned_values(size_t bucket, const Piece& piece, size_t begin, size_t count,
                            float* scratch) const;
-  void list_updates(size_t bucket, DeviceContext& context, const void* sums);
+  void list_updates(size_t bucket, DeviceContext& context);
   void note_update(const Piece& piece, const device::UpdatePiece& update, const std::byte* sums) const;
 
   StepState& state_;

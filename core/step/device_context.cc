@@ -16,7 +16,7 @@ Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
   return context;
 }
 
-Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
+Result<std::vector<DeviceContext>> make_contexts(const Model& model, bool views_change) {
   std::vector<DeviceContext> contexts;
   for (const auto& replica : model.replicas) {
     auto context = std::find_if(contexts.begin(), contexts.end(),
@@ -28,6 +28,12 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
         if (opened.value().is_host()) break;
         DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(queue));
       }
+      if (views_change && !opened.value().is_host()) {
+        DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(&opened.value().reader));
+        DSGD_RETURN_IF_ERROR(replica->device->allocate_staging(kStagingBytes).into(&opened.value().staging));
+        DSGD_RETURN_IF_ERROR(replica->device->allocate(kStagingBytes).into(&opened.value().scratch));
+        DSGD_RETURN_IF_ERROR(replica->device->new_event().into(&opened.value().staged));
+      }
       context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(),
                                 std::move(opened).value());
     }
@@ -36,9 +42,9 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model) {
   return contexts;
 }
 
-Status DeviceContext::follow_default_stream() {
+Status DeviceContext::follow_default_stream(device::WorkQueue& behind) {
   Status status = device->record_stream(*enqueued, nullptr);
-  return status.ok() ? queue->wait(*enqueued) : status;
+  return status.ok() ? behind.wait(*enqueued) : status;
 }
 
 Status DeviceContext::follow(device::WorkQueue& behind, device::WorkQueue& before) {
@@ -48,10 +54,10 @@ Status DeviceContext::follow(device::WorkQueue& behind, device::WorkQueue& befor
 
 Status DeviceContext::follow_copies() {
   Status status;
-  for (device::WorkQueue* copies : {to_host.get(), from_host.get()}) {
+  for (device::WorkQueue* copies : {to_host.get(), from_host.get(), reader.get()}) {
     if (copies && status.ok()) status = follow(*queue, *copies);
   }
-  return status;
+  return status.ok() ? queue->record(*reached) : status;
 }
 
 Status DeviceContext::align() {

@@ -1,6 +1,7 @@
 // A device that this worker has replicas on, with the queues and events that steps use.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -11,6 +12,8 @@
 
 namespace dsgd {
 
+inline constexpr size_t kStagingBytes = 1 << 20;
+
 struct DeviceContext {
   std::shared_ptr<device::Device> device;
   std::vector<uint32_t> replicas;            // in order
@@ -19,20 +22,26 @@ struct DeviceContext {
   // the work of `queue`.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
-  std::unique_ptr<device::DeviceEvent> reached;   // in the queue
+  std::unique_ptr<device::DeviceEvent> reached;   // in the queue, behind the last update
   std::unique_ptr<device::DeviceEvent> last_use;  // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;
+  // Where the view may change and the device is not the host, for streams of state (staged_work.h).
+  std::unique_ptr<device::WorkQueue> reader;    // copies values and state to the host
+  std::shared_ptr<void> staging, scratch;       // kStagingBytes each: pinned memory of the host, the device's
+  std::unique_ptr<device::DeviceEvent> staged;  // behind the last staged work
   bool is_host() const { return device->is_host(); }
-  // Work enqueued in the queue from now on happens after the work that the host has put into its default
-  // stream.
-  Status follow_default_stream();
+  // Work enqueued in the queue, or in the reader, from now on happens after the work that the host has put
+  // into its default stream.
+  Status follow_default_stream() { return follow_default_stream(*queue); }
+  Status read_after_default_stream() { return follow_default_stream(*reader); }
   // Work enqueued in the queue from now on happens after the copies that are enqueued now.
   Status follow_copies();
   // Work enqueued in any of its queues from now on happens after all that is in them.
   Status align();
 
  private:
+  Status follow_default_stream(device::WorkQueue& behind);
   Status follow(device::WorkQueue& behind, device::WorkQueue& before);
 };
 
@@ -40,7 +49,7 @@ struct DeviceContext {
 Result<DeviceContext> open_context(std::shared_ptr<device::Device> device);
 // Returns a context for each device of the model's replicas: the host first, the others in the order of their
 // first replicas.
-Result<std::vector<DeviceContext>> make_contexts(const Model& model);
+Result<std::vector<DeviceContext>> make_contexts(const Model& model, bool views_change);
 
 // Zeroed memory of the host whose pages cost nothing until they are touched: an owner of some ranges touches
 // only those.

@@ -18,7 +18,9 @@ std::string gradient_text(const Parameter& parameter, size_t replica) {
 Status GradientMarks::set_plan(const std::vector<Bucket>& plan) {
   std::lock_guard lock(mutex_);
   const size_t parameters = model_.parameters.size();
-  if (marks_.empty()) marks_.assign(model_.replicas.size(), std::vector<Mark>(parameters, Mark::kNone));
+  // The model may have changed since a dsgd_start that failed.
+  const bool same = marks_.size() == model_.replicas.size() && marks_.front().size() == parameters;
+  if (!same) marks_.assign(model_.replicas.size(), std::vector<Mark>(parameters, Mark::kNone));
   buckets_of_.assign(parameters, {});
   for (uint32_t b = 0; b < plan.size(); ++b) {
     for (uint32_t parameter : plan[b].parameters) buckets_of_[parameter].push_back(b);

@@ -6,13 +6,18 @@
 // So no copy of the model is made, and no step waits. The sums wait in memory until the receiver asks for
 // them, up to a limit: a receiver that is too slow begins again.
 //
-// Elements are numbered through all trained parameters, one after the other. Host memory only.
+// A device makes these copies between two updates, so the elements of an answer have exactly the updates that
+// were noted before begin_answer().
+//
+// Elements are numbered through all trained parameters, one after the other.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -32,8 +37,11 @@ class StateStream {
   // Notes an update that is about to be made; `update` has all but the data, `sums` its elements, of the
   // parameter's wide type.
   void note(const Part& update, const std::byte* sums);
-  // Returns the next parts.
-  std::vector<Part> take(const OptimizerState& state);
+  // Chooses the next parts, and enqueues the copies of elements to the context's staging memory; those of the
+  // host are copied at once. `state`: of the context.
+  Status begin_answer(DeviceContext& context, const OptimizerState& state);
+  // Returns these parts. Call it when the copies have ended.
+  std::vector<Part> end_answer(const DeviceContext& context);
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   bool whole() const { return log_.empty() && next_ == end_; }
@@ -47,7 +55,7 @@ class StateStream {
     std::unique_ptr<std::byte[]> sums;
   };
 
-  Part take_state(const OptimizerState& state, size_t most);
+  Status take_state(DeviceContext& context, const OptimizerState& state);
 
   const Model& model_;
   const std::vector<uint64_t> first_;  // by parameter: number of its first element; and of all elements
@@ -58,14 +66,21 @@ class StateStream {
   std::deque<Update> log_;
   size_t logged_ = 0;  // bytes
   bool overflown_ = false;
+  std::vector<Part> answer_;  // from begin_answer() to end_answer()
+  size_t answer_bytes_ = 0;
 };
+
+// Returns why the parts that another worker has given out do not fit the model, else OK.
+Status check_parts(std::span<const StateStream::Part> parts, const Model& model, bool with_state);
+// Enqueues these parts, which fit, into the context's replicas and their state. The context's staging memory
+// is in use until that is done.
+Status take_parts(std::span<const StateStream::Part> parts, Model& model, DeviceContext& context,
+                  OptimizerState& state, bool with_state);
 
 // Elements of all trained parameters.
 uint64_t trained_elements(const Model& model);
-// Takes a part that another worker has given out, into all replicas, which are on the host.
-Status take_part(const StateStream::Part& part, Model& model, DeviceContext& host, OptimizerState& state,
-                 bool with_state);
-// A digest of the values of elements [begin, end) of replica 0.
-uint64_t digest_values(const Model& model, uint64_t begin, uint64_t end);
+// Calls visit(parameter, begin, end) for each trained parameter with elements in [begin, end).
+void for_ranges(const Model& model, uint64_t begin, uint64_t end,
+                const std::function<void(const Parameter& parameter, uint64_t begin, uint64_t end)>& visit);
 
 }  // namespace dsgd

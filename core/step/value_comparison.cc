@@ -15,8 +15,9 @@ Status ValueComparison::make_buffers() {
     if (parameter->trained) nbytes += parameter->count * dtype_size(wide(parameter->dtype));
   }
   parts_ = parts_of(nbytes);
-  if (!state_.mesh || on_host() || host_values_) return {};
+  if (!state_.mesh || on_host() || offsets_.size() == state_.model.parameters.size() + 1) return {};
   device::Device& device = *state_.context_of(0).device;
+  offsets_.clear();  // of a dsgd_start that failed
   nbytes = 0;
   for (const auto& parameter : state_.model.parameters) {
     offsets_.push_back(nbytes);
@@ -24,6 +25,7 @@ Status ValueComparison::make_buffers() {
       nbytes += ((parameter->count / parts_ + 1) * dtype_size(wide(parameter->dtype)) + 15) / 16 * 16;
   }
   offsets_.push_back(nbytes);
+  DSGD_RETURN_IF_ERROR(device.new_event().into(&fetched_));
   DSGD_RETURN_IF_ERROR(device.allocate(nbytes).into(&device_values_));
   return device.allocate_staging(nbytes).into(&host_values_);
 }
@@ -36,7 +38,7 @@ void ValueComparison::fetch(uint64_t part, transport::Time deadline,
       [this, deadline, then = std::move(then)](const Status& status) {
         if (!status.ok()) return then(status);
         DeviceContext& context = state_.context_of(0);
-        waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, then);
+        waiter_.after(context.device->name(), *context.queue, *fetched_, deadline, then);
       });
 }
 

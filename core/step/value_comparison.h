@@ -33,7 +33,8 @@ class ValueComparison {
 
   ValueComparison(StepState& state, transport::Loop& loop, device::Waiter& waiter)
       : state_(state), loop_(loop), waiter_(waiter) {}
-  // Sets K and, unless replica 0 is on the host, allocates memory for a part. Later plans change neither.
+  // Sets K and, unless replica 0 is on the host, allocates memory for a part. Later plans change neither,
+  // unless the model has changed since a dsgd_start that failed.
   Status make_buffers();
   uint64_t part_of(uint64_t step) const { return step % parts_; }
   // Calls `then` when digest(part) can be computed: at once if replica 0 is on the host. A failure is the
@@ -59,7 +60,8 @@ class ValueComparison {
   SumList values_;
   // Values of a part, gathered, where replica 0 is not on the host.
   Memory device_values_, host_values_;
-  std::vector<size_t> offsets_;  // in these, by parameter, bytes; the last is the size
+  std::unique_ptr<device::DeviceEvent> fetched_;  // behind their copy, and so behind what the host computes
+  std::vector<size_t> offsets_;                   // in these, by parameter, bytes; the last is the size
   // By parameter, during digest_all(), whose tasks end with it.
   std::shared_ptr<std::vector<std::unique_ptr<ValueDigest>>> digests_;
 };

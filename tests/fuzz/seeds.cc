@@ -164,7 +164,6 @@ std::vector<Bytes> codec_seeds() {
                                                 900,
                                                 {1},
                                                 {5},
-                                                true,
                                                 0.1,
                                                 2,
                                                 Code::kNotFound})));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "registered.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
@@ -28,6 +29,8 @@ using transport::Duration;
 using transport::Random;
 using transport::Time;
 
+using Devices = std::vector<std::vector<std::string>>;
+
 struct Joining {
   int workers = 2, joiners = 1;
   int before = 24, steps = 60;  // the last one before another worker joins, and all
@@ -38,6 +41,8 @@ struct Joining {
   bool halves_values = false;  // the hosts change the values after each step
   transport::LinkDelay delay = {1ms, 1ms};
   uint64_t seed = 1;
+  // Of the replicas of each worker, "cpu" or "cuda:0" (of a fake runtime); empty: all "cpu".
+  Devices devices = {};
 };
 
 class JoinedJob {
@@ -84,6 +89,7 @@ class JoinedJob {
   static ClusterOptions options_of(const Joining& job) {
     ClusterOptions options{
         .workers = job.workers, .joiners = job.joiners, .separate_head = true, .seed = job.seed};
+    if (!job.devices.empty()) options.registered = registered_with_devices();
     options.settings = {{"lease", "500ms"},
                         {"min_workers", "1"},
                         {"max_workers", std::to_string(job.workers + job.joiners)},
@@ -105,7 +111,11 @@ class JoinedJob {
     const auto large = static_cast<int64_t>(job_.elements);
     const std::vector<std::pair<DType, int64_t>> shapes = {
         {DType::kFloat16, 3001}, {DType::kFloat32, large}, {DType::kFloat64, 501}, {DType::kFloat32, 77}};
-    std::vector<Replica*> replicas = {session.add_replica("cpu").value(), session.add_replica("cpu").value()};
+    const bool on_cpu = job_.devices.empty();
+    const auto& devices =
+        on_cpu ? std::vector<std::string>{"cpu", "cpu"} : job_.devices[static_cast<size_t>(worker)];
+    std::vector<Replica*> replicas;
+    for (const std::string& device : devices) replicas.push_back(session.add_replica(device).value());
     std::vector<Tensor> tensors;
     for (const auto& [dtype, count] : shapes) {
       Tensor& tensor = tensors.emplace_back();
@@ -182,27 +192,34 @@ class JoinedJob {
 };
 
 // Without streams the others would enter the view at once, and wait in it.
+void hold_back_the_data(const std::string& strategy, const Devices& devices) {
+  Joining options{.before = 4, .steps = 150, .settings = {{"strategy", strategy}}, .devices = devices};
+  if (strategy == "ps") options.settings["copies"] = "2";
+  JoinedJob job(options);
+  const Time begin = job.cluster.world.now();
+  job.cluster.start_worker(job.joiner());
+  // Under ps there are values alone, which come sooner.
+  job.cluster.world.run_for(strategy == "ps" ? 10ms : 15ms);
+  EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
+  job.hold_back(true);
+  job.cluster.world.run_for(200ms);
+  EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
+  for (int worker : {0, 1})
+    EXPECT_GT(job.steps_between(worker, begin + 50ms, begin + 215ms), 10) << job.cluster.history(worker);
+  job.hold_back(false);
+  job.run();
+  job.expect_equal({0, 1, 2});
+  EXPECT_GT(job.first[2], 20) << "the first step of the worker that has joined";
+  EXPECT_LT(job.first[2], 150);
+}
+
 TEST(Joining, TheOthersTrainOnWhileItsDataAreHeldBack) {
   for (const char* strategy : {"allreduce", "simple", "ps"}) {
     SCOPED_TRACE(strategy);
-    Joining options{.before = 4, .steps = 150, .settings = {{"strategy", strategy}}};
-    if (options.settings["strategy"] == "ps") options.settings["copies"] = "2";
-    JoinedJob job(options);
-    const Time begin = job.cluster.world.now();
-    job.cluster.start_worker(job.joiner());
-    // Under ps there are values alone, which come sooner.
-    job.cluster.world.run_for(options.settings["strategy"] == "ps" ? 10ms : 15ms);
-    EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
-    job.hold_back(true);
-    job.cluster.world.run_for(200ms);
-    EXPECT_FALSE(job.cluster.call(job.joiner(), "start"));
-    for (int worker : {0, 1})
-      EXPECT_GT(job.steps_between(worker, begin + 50ms, begin + 215ms), 10) << job.cluster.history(worker);
-    job.hold_back(false);
-    job.run();
-    job.expect_equal({0, 1, 2});
-    EXPECT_GT(job.first[2], 20) << "the first step of the worker that has joined";
-    EXPECT_LT(job.first[2], 150);
+    hold_back_the_data(strategy, {});
+#ifdef DSGD_TEST_CUDA
+    hold_back_the_data(strategy, Devices(3, {"cuda:0", "cuda:1"}));
+#endif
   }
 }
 
@@ -233,10 +250,39 @@ TEST(Joining, HoldsTheSameBitsWhateverTheSteps) {
     for (int joiner = 0; joiner < options.joiners; ++joiner) {
       job.expect_equal({0, job.joiner() + joiner});
       EXPECT_TRUE(job.logged(job.joiner() + joiner, "that train on"));
-      EXPECT_FALSE(job.logged(job.joiner() + joiner, "copies the state"));
+      EXPECT_FALSE(job.logged(job.joiner() + joiner, "takes part before")) << "it had fetched all state";
     }
   }
 }
+
+#ifdef DSGD_TEST_CUDA
+TEST(Joining, HoldsTheSameBitsOnGpus) {
+  const Devices gpus(3, {"cuda:0", "cuda:1"});
+  const std::vector<Joining> jobs = {
+      {.devices = gpus},
+      {.optimizer = "sgd", .options = "momentum=0.9", .devices = {{"cuda:0"}, {"cuda:1"}, {"cpu"}}},
+      {.devices = {{"cpu"}, {"cpu"}, {"cuda:0"}}},
+      {.devices = {{"cpu", "cuda:0"}, {"cuda:1", "cuda:1"}, {"cuda:0", "cpu"}}},
+      {.settings = {{"strategy", "simple"}}, .devices = gpus},
+      {.settings = {{"strategy", "ps"}, {"copies", "2"}}, .devices = gpus},
+      {.settings = {{"reproducible", "1"}}, .devices = gpus},
+      {.settings = {{"wire", "bf16"}}, .devices = gpus},
+      {.elements = 600'000, .pause = 20ms, .halves_values = true, .delay = {2ms, 2ms}, .devices = gpus},
+  };
+  size_t n = 0;
+  for (const Joining& options : jobs) {
+    SCOPED_TRACE(++n);
+    if (dsgd_test::kSanitized && n % 4 != 0) continue;
+    JoinedJob job(options);
+    job.cluster.start_worker(2);
+    job.run();
+    job.expect_equal({0, 1, 2});
+    EXPECT_TRUE(job.logged(2, "that train on"));
+    EXPECT_FALSE(job.logged(2, "takes part before")) << "it had fetched all state";
+    EXPECT_EQ(job.logged(2, "have changed between steps"), options.halves_values);
+  }
+}
+#endif
 
 TEST(Joining, TakesValuesThatTheHostsChangeBetweenSteps) {
   JoinedJob job(
@@ -282,10 +328,15 @@ TEST(Joining, OutlivesALossAtAnyMoment) {
   EXPECT_GT(joined, 30 / stride);
 }
 
-void add_model(Session& session) {
+void add_parameter(Session& session, Replica* replica, const std::string& name) {
   const int64_t count = 4000;
-  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-  (void)session.alloc(session.add_replica("cpu").value(), parameter);
+  (void)session.alloc(replica, session.add_parameter(name, DType::kFloat32, {&count, 1}, true).value());
+}
+
+Replica* add_model(Session& session, const std::string& device = "cpu") {
+  Replica* const replica = session.add_replica(device).value();
+  add_parameter(session, replica, "p");
+  return replica;
 }
 
 TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
@@ -392,14 +443,18 @@ void until(Cluster& cluster, int worker, Time time) {
   if (time > cluster.world.now()) cluster.pass_time(worker, time - cluster.world.now());
 }
 
-// After a step has failed half-way, no step of the others succeeds until they have loaded a checkpoint.
-TEST(JoiningATornJob, WaitsUntilTheOthersHaveLoadedACheckpoint) {
+// After a step has failed half-way, no step of the others succeeds until they have loaded a checkpoint. The
+// worker that joins adds a parameter between its two starts.
+void join_a_torn_job(const std::string& device) {
   ClusterOptions options{.joiners = 1, .separate_head = true, .files = true};
   options.settings = {{"lease", "500ms"}, {"max_workers", "3"}, {"step_timeout", "1s"}};
-  Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
-    add_model(session);
+  options.registered = registered_with_devices();
+  Cluster cluster(options, [device](Cluster& cluster, Session& session, int worker) {
+    Replica* const replica = add_model(session, device);
+    if (worker != 2) add_parameter(session, replica, "q");
     if (worker == 2) {
       cluster.note(worker, "early start", [&] { return session.start(); });
+      add_parameter(session, replica, "q");
       if (cluster.note(worker, "start", [&] { return start_within(session, 30s); }))
         step_on(cluster, session, worker, 30);
       return;
@@ -427,6 +482,13 @@ TEST(JoiningATornJob, WaitsUntilTheOthersHaveLoadedACheckpoint) {
   EXPECT_THAT(cluster.call(2, "early start")->status.message(), HasSubstr("still waiting for rank 0"));
   EXPECT_EQ(cluster.first_failure(2), cluster.call(2, "early start")) << cluster.history(2);
   EXPECT_TRUE(cluster.call(2, "step")) << cluster.history(2);
+}
+
+TEST(JoiningATornJob, WaitsUntilTheOthersHaveLoadedACheckpoint) {
+  join_a_torn_job("cpu");
+#ifdef DSGD_TEST_CUDA
+  join_a_torn_job("cuda:0");
+#endif
 }
 
 // Worker 1 makes the call later than worker 0.

@@ -244,7 +244,6 @@ std::vector<std::byte> encode(const ViewReport& report) {
     if (!report.samples.empty())
       to.setSamples(capnp::Data::Reader(report.samples.data(), report.samples.size()));
     if (!report.held.empty()) to.setHeld(capnp::Data::Reader(report.held.data(), report.held.size()));
-    to.setOnHost(report.on_host);
     to.setLearningRate(report.learning_rate);
     to.setLoads(report.loads);
     to.setLoadResult(static_cast<int32_t>(report.load_result));
@@ -276,7 +275,6 @@ Result<ViewReport> decode_view_report(std::span<const std::byte> bytes) {
     to->signature_length = from.getSignatureLength();
     to->samples.assign(from.getSamples().begin(), from.getSamples().end());
     to->held.assign(from.getHeld().begin(), from.getHeld().end());
-    to->on_host = from.getOnHost();
     to->learning_rate = from.getLearningRate();
     to->loads = from.getLoads();
     to->load_result = code_of(from.getLoadResult());

@@ -450,10 +450,9 @@ struct ViewReport {
   signatureLength @20 :UInt64;
   samples @21 :Data;  # a SampleReport
   held @22 :Data;  # a bit for each key range
-  onHost @23 :Bool;
-  learningRate @24 :Float64;
-  loads @25 :UInt64;
-  loadResult @26 :Int32;  # as in Status
+  learningRate @23 :Float64;
+  loads @24 :UInt64;
+  loadResult @25 :Int32;  # as in Status
 }
 
 struct SamplePart {

@@ -167,8 +167,6 @@
  *                - If its dsgd_start fails, its values are undefined.
  *                - A host that changes values of trained parameters between steps does so before its next
  *                  call. Otherwise the step after a join may fail with DSGD_ERR_DIVERGED.
- *                - If any worker has a replica on a GPU, it copies everything from one worker in the new
- *                  view, while the steps of the others wait.
  *                - A worker id is never used again in a job. Ids that dsgd makes are new each time. With
  *                  `head_state` a later head forgets the ids of lost workers that had joined the running job,
  *                  except for the newest 64, and accepts them again. A lost worker that still runs fails with

@@ -47,7 +47,7 @@ struct Worker {
     auto replica = std::make_unique<Replica>();
     replica->device = device::Device::host();
     model.replicas.push_back(std::move(replica));
-    contexts = make_contexts(model).value();
+    contexts = make_contexts(model, true).value();
   }
   // As a step does: notes the update, and makes it.
   void update(StateStream* stream, uint32_t parameter, uint64_t begin, const std::vector<float>& sums) {
@@ -55,9 +55,16 @@ struct Worker {
     stream->note(part, reinterpret_cast<const std::byte*>(sums.data()));
     const auto* data = reinterpret_cast<const uint8_t*>(sums.data());
     part.data.assign(data, data + sums.size() * sizeof(float));
-    EXPECT_TRUE(take(part).ok());
+    EXPECT_TRUE(take_parts({&part, 1}, model, contexts.front(), state, true).ok());
   }
-  Status take(const StateStream::Part& part) { return take_part(part, model, contexts.front(), state, true); }
+  Status take(const StateStream::Part& part) {
+    const Status fits = check_parts({&part, 1}, model, true);
+    return fits.ok() ? take_parts({&part, 1}, model, contexts.front(), state, true) : fits;
+  }
+  std::vector<StateStream::Part> answer(StateStream* stream) {
+    EXPECT_TRUE(stream->begin_answer(contexts.front(), state).ok());
+    return stream->end_answer(contexts.front());
+  }
 
   Model model;
   std::vector<float> values, momenta;
@@ -74,7 +81,7 @@ TEST(StateStream, GivesEachElementOnceAndThenTheUpdatesOfThoseThatItHasGiven) {
   std::vector<float> sums(kCount);
   for (size_t i = 0; i < kCount; ++i) sums[i] = static_cast<float>(i % 7);
   while (!stream.whole()) {
-    for (const StateStream::Part& part : stream.take(giver.state)) {
+    for (const StateStream::Part& part : giver.answer(&stream)) {
       EXPECT_TRUE(taker.take(part).ok());
       updates += part.kind == StateParts::Kind::kUpdate;
     }
@@ -91,8 +98,6 @@ TEST(StateStream, GivesEachElementOnceAndThenTheUpdatesOfThoseThatItHasGiven) {
   }
   EXPECT_EQ(taker.values[9], 0) << "outside of the range";
   EXPECT_EQ(taker.values[kCount], 0) << "untrained";
-  EXPECT_EQ(digest_values(taker.model, 10, 2 * kCount - 10), digest_values(giver.model, 10, 2 * kCount - 10));
-  EXPECT_NE(digest_values(taker.model, 9, 20), digest_values(giver.model, 9, 20));
 }
 
 TEST(StateStream, KeepsAsMuchAsItsLimitAllows) {
@@ -100,7 +105,7 @@ TEST(StateStream, KeepsAsMuchAsItsLimitAllows) {
   Worker giver(kCount, 1);
   StateStream stream(giver.model, 0, kCount, true);
   const std::vector<float> sums(kCount, 1);
-  while (!stream.whole()) (void)stream.take(giver.state);
+  while (!stream.whole()) (void)giver.answer(&stream);
   for (int step = 0; step < 4; ++step) {
     EXPECT_FALSE(stream.overflown());
     giver.update(&stream, 0, 0, sums);
@@ -114,12 +119,12 @@ TEST(StateStream, IsGivenUpWhereThereIsNoMemoryForSums) {
   Worker giver(kCount, 1);
   StateStream stream(giver.model, 0, kCount, true);
   const std::vector<float> sums(kCount, 1);
-  (void)stream.take(giver.state);
+  (void)giver.answer(&stream);
   memory_is_short = true;
   giver.update(&stream, 0, 0, sums);
   memory_is_short = false;
   EXPECT_TRUE(stream.overflown());
-  EXPECT_TRUE(stream.take(giver.state).empty());
+  EXPECT_TRUE(giver.answer(&stream).empty());
 }
 
 TEST(StateStream, RefusesPartsThatDoNotFitTheModel) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <climits>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -410,6 +411,72 @@ TEST_F(GpuSession, ReproducibleStepsDoNotDependOnWhichDeviceOfWhichWorkerHasARep
       }
     }
   }
+}
+
+// Steps go on while the worker fetches values and state, in several answers from each of the others.
+TEST_F(GpuSession, AWorkerThatJoinsHoldsTheBitsOfTheOthers) {
+#ifndef DSGD_TEST_PLUGIN
+  fake_cuda::set_delay(0, 20us);
+  fake_cuda::set_delay(1, 200us);  // of the worker that joins: the others make steps meanwhile
+#endif
+  struct Case {
+    Settings settings;
+    std::vector<std::vector<std::string>> devices;  // by worker; the last one joins
+  };
+  for (const Case& c : std::vector<Case>{
+           {{{"strategy", "allreduce"}}, {{"cuda:0"}, {"cuda:0"}, {second()}}},
+           {{{"strategy", "ps"}, {"copies", "2"}}, {{"cuda:0", "cuda:0"}, {"cuda:0"}, {second(), "cpu"}}}}) {
+    Settings settings = {
+        {"num_workers", "2"}, {"min_workers", "1"}, {"max_workers", "3"}, {"bucket_size", "64K"}};
+    Settings of_head = settings;
+    of_head["head"] = "127.0.0.1:0";
+    of_head.erase("bucket_size");
+    const auto head =
+        HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    settings["head"] = head.value()->address();
+    settings["embed_head"] = "never";
+    settings.insert(c.settings.begin(), c.settings.end());
+    std::atomic<int> made{0}, last{INT_MAX}, early{0}, streams{0};
+    std::vector<std::vector<float>> values(3);
+    const auto work = [&](size_t w) {
+      const auto log = std::make_shared<Log>(LogLevel::kDebug, [&](const LogRecord& record) {
+        early += record.message.find("takes part before") != record.message.npos;
+        streams += record.message.find("fetches the state of 2 workers") != record.message.npos;
+      });
+      Trainer trainer(open(settings, "", log), c.devices[w], "adam", "lr=0.01", true);
+      const int64_t count = 300'000;
+      Tensor large{trainer.session->add_parameter("large", DType::kFloat32, {&count, 1}, true).value(), {}};
+      for (Replica* replica : trainer.replicas)
+        large.memory.push_back(trainer.session->alloc(replica, large.parameter).value());
+      trainer.tensors.push_back(std::move(large));
+      for (size_t r = 0; r < c.devices[w].size(); ++r)
+        trainer.fill(r, false, [w](size_t i) { return static_cast<float>(w + i % 5); });
+      ok(trainer.session->start());
+      int step = static_cast<int>(trainer.session->info().steps);
+      if (w == 2) last = step + 5;
+      trainer.compute(0, static_cast<int>(w));
+      for (; step <= last; ++step) {
+        ok(trainer.session->step(1, nullptr));
+        if (w == 0) made = step + 1;
+      }
+      values[w] = trainer.values();
+      for (size_t r = 1; r < c.devices[w].size(); ++r) EXPECT_EQ(trainer.values(r), values[w]);
+      ok(trainer.session->close(10s));
+    };
+    std::vector<std::thread> threads;
+    for (size_t w = 0; w < 2; ++w) threads.emplace_back(work, w);
+    while (made < 3) std::this_thread::yield();
+    threads.emplace_back(work, 2);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(early, 0) << "it had fetched all state";
+    EXPECT_EQ(streams, 1);
+    EXPECT_TRUE(values[1] == values[0]);
+    EXPECT_TRUE(values[2] == values[0]);
+  }
+#ifndef DSGD_TEST_PLUGIN
+  for (int device : {0, 1}) fake_cuda::set_delay(device, 0us);
+#endif
 }
 
 TEST_F(GpuSession, WhatStreamsHoldIsDoneInTheirOrderWhileTheHostGoesOn) {
@@ -1224,6 +1291,56 @@ TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
     EXPECT_EQ(trainer.session->step(1, nullptr).code(), Code::kInternal);
     (void)trainer.session->close(10s);
   }
+}
+
+// Its copies for a worker that joins are under way. The head counts it as one that has left in good order:
+// after a loss, fewer than min_workers would be left.
+TEST_F(GpuSession, AWorkerMayCloseWhileItGivesItsState) {
+  Settings settings = {{"num_workers", "2"}, {"min_workers", "2"}, {"max_workers", "3"}, {"lease", "1s"}};
+  Settings of_head = settings;
+  of_head["head"] = "127.0.0.1:0";
+  const auto head =
+      HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
+  ASSERT_TRUE(head.ok()) << head.status().message();
+  settings["head"] = head.value()->address();
+  settings["embed_head"] = "never";
+  std::atomic<int> ready{0}, last{INT_MAX};
+  std::promise<void> closing, closed, freed;
+  const std::shared_future<void> copied = freed.get_future().share();
+  const auto work = [&](size_t w) {
+    Trainer trainer(open(settings), {"cuda:0"});
+    trainer.fill(0, false, [](size_t i) { return static_cast<float>(i % 5); });
+    ok(trainer.session->start());
+    int step = static_cast<int>(trainer.session->info().steps);
+    if (w == 2) last = step + 3;
+    for (; step <= last; ++step) {
+      if (w < 2 && step == 3) {
+        ++ready;
+        if (w == 1) {
+          closing.get_future().wait();
+          ok(trainer.session->close(0s));
+          closed.set_value();
+        }
+        copied.wait();
+        if (w == 1) return;
+      }
+      ok(trainer.session->step(1, nullptr));
+    }
+    ok(trainer.session->close(10s));
+  };
+  std::vector<std::thread> threads;
+  for (size_t w = 0; w < 2; ++w) threads.emplace_back(work, w);
+  while (ready < 2) std::this_thread::yield();
+  {
+    fake_cuda::HoldCopies hold(fake_cuda::HoldCopies::kToHost);
+    const size_t before = fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count;
+    threads.emplace_back(work, 2);
+    while (fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count < before + 2) std::this_thread::yield();
+    closing.set_value();
+    closed.get_future().wait();
+  }
+  freed.set_value();
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {

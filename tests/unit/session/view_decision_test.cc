@@ -26,7 +26,7 @@ Members members_of(int32_t size) {
 
 ViewReport report_after(uint64_t steps) {
   ViewReport report;
-  report.started = report.on_host = true;
+  report.started = true;
   report.steps = steps;
   report.replicas = 1;
   report.calls = std::vector<uint64_t>(kChannels, 1);
@@ -55,7 +55,6 @@ TEST(ViewDecision, WorkersAtTheSameStepCopyNothing) {
   EXPECT_EQ(decision.source, 0);
   EXPECT_TRUE(decision.copiers.empty());
   EXPECT_TRUE(decision.all_started);
-  EXPECT_TRUE(decision.all_on_host);
   EXPECT_EQ(decision.replicas, 2u);
 }
 
@@ -98,12 +97,6 @@ TEST(ViewDecision, CallsGoOnAtTheHighestNumberOfEachChannel) {
   EXPECT_EQ(decision.calls[0], 9u);
   EXPECT_EQ(decision.calls[1], 1u);
   EXPECT_EQ(decision.calls[2], 4u);
-}
-
-TEST(ViewDecision, AReplicaOnAGpuIsNoticed) {
-  ViewReport on_gpu = report_after(5);
-  on_gpu.on_host = false;
-  EXPECT_FALSE(decided({report_after(5), on_gpu}).all_on_host);
 }
 
 TEST(ViewDecision, FailsIfOnlyLearnersAreLeft) {

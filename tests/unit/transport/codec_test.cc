@@ -263,7 +263,6 @@ ViewReport view_report() {
           77,
           {1, 2, 255},
           {3, 128},
-          true,
           0.25,
           3,
           Code::kNotFound};
