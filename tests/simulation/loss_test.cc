@@ -319,16 +319,18 @@ class Outcome {
     return !of_worker.values.empty();
   }
 
-  // Checks the rules that hold in every job. Returns those that do not.
+  // Checks the rules that hold in every job (README.md). Returns those that do not.
   std::vector<std::string> problems() const {
     std::vector<std::string> found;
     const auto problem = [&](int worker, const std::string& text) {
       found.push_back("worker " + std::to_string(worker) + ": " + text + "\n" + cluster_->history(worker));
     };
     const WorkerRecord* reference = nullptr;  // of a worker that was there from the first step on
+    std::map<int64_t, int> members;           // by view: its workers
     for (int w = 0; w < job_.all(); ++w) {
       const WorkerRecord& mine = seen[static_cast<size_t>(w)];
       int before = 0, gone = 0;
+      int64_t view = 0;
       for (size_t i = 0; i < mine.steps.size(); ++i) {
         const int k = mine.first + static_cast<int>(i);
         const CompletedStep& made = mine.steps[i];
@@ -343,6 +345,12 @@ class Outcome {
                          std::to_string(made.result.weight));
         if ((used_mask & survivors) != survivors)
           problem(w, step + " lacks a survivor: " + std::to_string(used_mask));
+        if (made.result.view < view) problem(w, step + " was made in an earlier view than the one before");
+        view = made.result.view;
+        if (job_.leaves.empty() && made.result.size != __builtin_popcount(static_cast<unsigned>(used_mask)))
+          problem(w, step + " has not used all " + std::to_string(made.result.size) + " workers of its view");
+        if (job_.leaves.empty() && members.emplace(view, used_mask).first->second != used_mask)
+          problem(w, step + " has used other workers than a step of the same view");
         gone |= before & ~used_mask;
         if ((used_mask & gone) != 0) problem(w, step + " has used a worker that was lost before");
         before = used_mask;
@@ -357,7 +365,13 @@ class Outcome {
           mine.last_steps.begin()->first > reference->last_steps.rbegin()->first)
         continue;  // the others had ended, and it has trained on alone, with another epoch
       if (mine.values != reference->values) problem(w, "has other values");
-      for (int k = std::max(mine.first, reference->first); k < job_.steps; ++k) {
+    }
+    // A step is final when a worker has completed the next one; the last one of a lost worker may be
+    // repeated.
+    for (int w = 0; w < job_.all() && reference; ++w) {
+      const WorkerRecord& mine = seen[static_cast<size_t>(w)];
+      const int last = mine.first + static_cast<int>(mine.steps.size()) - (survives(w) ? 0 : 1);
+      for (int k = std::max(mine.first, reference->first); k < last; ++k) {
         if (used(mine.at(k)) != used(reference->at(k)))
           problem(w, "step " + std::to_string(k) + " has used other workers here than elsewhere");
       }
@@ -743,8 +757,7 @@ Job with_copies(int workers, int copies) {
   return job;
 }
 
-// Q1, Q3 and Q7: a step is final only when the copies have its state. They have it once, and a silent copy is
-// not left out.
+// A step is final only when the copies have its state. They have it once, and a silent copy is not left out.
 TEST(Copies, OutliveTheLossOfAnyWorkerAtAnyMoment) {
   for (const Loss::Kind kind : {Loss::kKill, Loss::kPause}) {
     for (Duration after = 0us; after < 12ms; after += kStride * (kind == Loss::kKill ? 300us : 1500us)) {
@@ -758,7 +771,7 @@ TEST(Copies, OutliveTheLossOfAnyWorkerAtAnyMoment) {
   }
 }
 
-// Q2, Q4 and Q5: a worker counts as a holder of a range only when it has the whole range of the present step.
+// A worker counts as a holder of a range only when it has the whole range of the present step.
 // If both copies are lost, the job fails and says so.
 TEST(Copies, OfARangeAreMadeAnewOrTheLossOfAllIsAnError) {
   int right = 0, lost = 0;

@@ -1,7 +1,7 @@
 // The counterexamples of tests/model/README.md, each played on the real code: three workers begin a step at
 // one moment, every packet takes a millisecond, and links are blocked and workers killed between the sending
 // of contributions and the arrival of sums. In step k the gradient of worker w is 2^w in element k, so the
-// model shows whose gradients a step has used. Q2 to Q7 are in loss_test.cc.
+// model shows whose gradients a step has used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -98,6 +98,14 @@ class Stage {
       EXPECT_TRUE(finished(worker)) << cluster.history(worker);
       EXPECT_TRUE(values[static_cast<size_t>(worker)] == values[static_cast<size_t>(*workers.begin())]);
     }
+  }
+  // The elements from kSteps on have equal gradients in each step. So their values are equal, unless the
+  // momentum of some was lost, or has counted a step twice.
+  void expect_equal_momenta(int worker) const {
+    const auto& of = values[static_cast<size_t>(worker)];
+    ASSERT_FALSE(of.empty()) << cluster.history(worker);
+    for (size_t i = kSteps; i < of.size(); ++i)
+      ASSERT_EQ(of[i], of[kSteps]) << "element " << i << " of worker " << worker;
   }
 
  private:
@@ -425,16 +433,121 @@ TEST(Trace, Q1ValuesAreUsedOnlyWhenTheCopiesHaveTheirState) {
         stage.expect_finished_alike({copy, other});
         EXPECT_EQ(stage.uses(copy), stage.uses(other));
         ++(stage.uses(copy) == 0b111 ? completed : repeated);
-        const auto& values = stage.values[static_cast<size_t>(copy)];
-        ASSERT_FALSE(values.empty());
-        for (size_t i = kSteps; i < values.size(); ++i)
-          ASSERT_EQ(values[i], values[kSteps])
-              << "another momentum in element " << i << ", " << after.count();
+        stage.expect_equal_momenta(copy);
+        if (HasFailure()) return;
       }
     }
   }
   EXPECT_GT(completed, 0);
   EXPECT_GT(repeated, 0);
+}
+
+// Worker 3 joins, and gets nothing more of a worker that holds ranges which worker 3 is to hold. That worker
+// dies before worker 3 has them all.
+TEST(Trace, Q2AWorkerHoldsARangeOnlyWhenItHasTheRange) {
+  int joined = 0;
+  for (Duration after = 4ms; after < 28ms; after += dsgd_test::one_of(2, 5) * 500us) {
+    for (int holder = 0; holder < 3; ++holder) {
+      Stage stage({.joiners = 1, .ps = true});
+      stage.at(1ms, [&] { stage.cluster.start_worker(3); });
+      stage.at(after, [&] { stage.block(holder, 3); });
+      stage.at(after + 6ms, [&] { stage.kill(holder); });
+      stage.run();
+      const int left = holder == 0 ? 1 : 0;
+      stage.expect_finished_alike({left, 3 - holder - left, 3});
+      stage.expect_equal_momenta(3);
+      joined += stage.uses(3, kSteps - 1) > 0;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(joined, 0);
+}
+
+// The copies of an owner have its means and the third worker lacks its values when the owner dies. Then the
+// others repeat the step.
+TEST(Trace, Q3ARepeatedStepUpdatesACopyOnce) {
+  int completed = 0, repeated = 0;
+  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 5) * 250us) {
+    for (int owner = 0; owner < 3; ++owner) {
+      for (int third = 0; third < 3; ++third) {
+        if (third == owner) continue;
+        Stage stage({.ps = true});
+        stage.at(after, [&] { stage.block(owner, third); });
+        stage.at(after + 3ms, [&] { stage.kill(owner); });
+        stage.run();
+        const int copy = 3 - owner - third;
+        stage.expect_finished_alike({copy, third});
+        EXPECT_EQ(stage.uses(copy), stage.uses(third));
+        ++(stage.uses(copy) == 0b111 ? completed : repeated);
+        stage.expect_equal_momenta(copy);
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(completed, 0);
+  EXPECT_GT(repeated, 0);
+}
+
+// An owner is cut off for so long that its ranges have another owner when its data reach the others.
+TEST(Trace, Q4AFormerOwnerUpdatesNothing) {
+  int evicted = 0;
+  for (Duration after = 500us; after < 6ms; after += dsgd_test::one_of(1, 2) * 500us) {
+    for (int owner = 0; owner < 3; ++owner) {
+      Stage stage({.ps = true});
+      stage.at(after, [&] { stage.cluster.world.isolate(stage.cluster.process(owner)); });
+      stage.at(2s, [&] { stage.cluster.world.rejoin(stage.cluster.process(owner)); });
+      stage.run();
+      const NotedCall* failure = stage.cluster.first_failure(owner);
+      ASSERT_TRUE(failure);
+      EXPECT_EQ(failure->status.code(), Code::kEvicted) << failure->status.message();
+      ++evicted;
+      const int left = owner == 0 ? 1 : 0;
+      stage.expect_finished_alike({left, 3 - owner - left});
+      stage.expect_equal_momenta(left);
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(evicted, 0);
+}
+
+// Worker 3 joins. The data of one worker reach it late, when it may have had those of a later step from the
+// others. Then another worker dies, whose ranges worker 3 holds, too.
+TEST(Trace, Q5AnOlderStateDoesNotReplaceANewerOne) {
+  int joined = 0;
+  for (Duration after = 4ms; after < 28ms; after += dsgd_test::one_of(2, 5) * 500us) {
+    for (int holder = 0; holder < 3; ++holder) {
+      Stage stage({.joiners = 1, .ps = true});
+      stage.at(1ms, [&] { stage.cluster.start_worker(3); });
+      stage.at(after, [&] { stage.block(holder, 3); });
+      stage.at(after + 10ms, [&] { stage.unblock(holder, 3); });
+      stage.at(after + 30ms, [&] { stage.kill((holder + 1) % 3); });
+      stage.run();
+      stage.expect_finished_alike({holder, (holder + 2) % 3, 3});
+      stage.expect_equal_momenta(3);
+      joined += stage.uses(3, kSteps - 1) > 0;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(joined, 0);
+}
+
+// A copy is silent, for less than a lease, when the owner dies.
+TEST(Trace, Q7AnOwnerDoesNotGoOnWithoutASilentCopy) {
+  for (Duration after = 500us; after < 8ms; after += dsgd_test::one_of(1, 2) * 500us) {
+    for (int owner = 0; owner < 3; ++owner) {
+      for (int copy = 0; copy < 3; ++copy) {
+        if (copy == owner) continue;
+        Stage stage({.ps = true});
+        stage.at(after, [&] { stage.cluster.world.pause(stage.cluster.process(copy)); });
+        stage.at(after + 8ms, [&] { stage.kill(owner); });
+        stage.at(after + 200ms, [&] { stage.cluster.world.resume(stage.cluster.process(copy)); });
+        stage.run();
+        stage.expect_finished_alike({copy, 3 - owner - copy});
+        stage.expect_equal_momenta(copy);
+        if (HasFailure()) return;
+      }
+    }
+  }
 }
 
 }  // namespace
