@@ -15,7 +15,8 @@ hosts the head. The checks know nothing of the protocol:
   after having been there;
 - all of them have used the same workers in a step;
 - each sample of the data set was used once, in a step that an undisturbed worker has made;
-- a disturbed worker has seen the same steps as the others up to its end, but perhaps its last.
+- a disturbed worker has seen the same steps as the others up to its end, but perhaps its last;
+- the values at the end are those that the means of the steps make, with momentum, so no contribution was lost or doubled.
 
 The time from a signal to the next step of an undisturbed worker is reported as a distribution.
 """
@@ -26,6 +27,7 @@ import os
 import random
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -281,7 +283,17 @@ class Job:
         wrong = [f"{index} {times[index]} times" for index in range(self.samples) if times[index] != 1]
         if wrong and not problems:
             problems.append(f"samples were not used once: {', '.join(wrong[:20])}; {len(wrong)} in all")
-        return problems
+        return problems or self.check_values(first)
+
+    def check_values(self, worker):
+        """The optimizer is sgd with a rate of 1 and a momentum of 0.5. Step k alone has a gradient in element k."""
+        means = [(step, used / weight) for step, used, weight, _ in worker.steps if weight > 0]
+        expected = [0.0] * self.elements
+        for made, (step, mean) in enumerate(means, 1):
+            expected[step] = -mean * (2 - 0.5 ** (len(means) - made))
+        seen = struct.unpack(f"<{self.elements}f", bytes.fromhex(worker.values))
+        wrong = [step for step in range(self.elements) if abs(seen[step] - expected[step]) > 1e-5 * abs(expected[step])]
+        return [f"element {step} is {seen[step]:g} instead of {expected[step]:g}" for step in wrong[:20]]
 
 
 def ended(process, limit):
