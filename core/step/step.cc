@@ -95,6 +95,7 @@ void Step::reset(StepRequest request) {
   state_.numbers = {state_.request.call, state_.plan.size()};
   progress_ = {};
   trace_.begin_step();
+  values_.stop();  // the comparison of an earlier step, or of an earlier attempt
   buckets_.begin_step();
   for (BucketBuffers& buffers : state_.buffers) buffers.progress = {};
 }

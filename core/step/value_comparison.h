@@ -44,6 +44,7 @@ class ValueComparison {
   // Digests all values and gives `then` the digests, folded. A failure is the device's. Takes a task of the
   // loop for each part, so that the loop goes on meanwhile. Another call drops the one under way.
   void digest_all(transport::Time deadline, std::function<void(const Status&, std::vector<uint64_t>)> then);
+  void stop() { digests_.reset(); }  // drops digest_all() and its `then`
 
  private:
   std::pair<size_t, size_t> range(const Parameter& parameter, uint64_t part) const;
