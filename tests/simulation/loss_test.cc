@@ -43,6 +43,8 @@ struct Loss {
   enum Kind { kKill, kMachineDies, kPause, kCut } kind = kKill;
 };
 
+constexpr const char* kKinds[] = {"killed", "machine dies", "paused", "cut off"};
+
 struct HeadLoss {
   Duration after{};  // all have joined
   Duration down{};   // then it is started again
@@ -77,7 +79,6 @@ struct Job {
   int all() const { return workers + static_cast<int>(joins.size()); }
 
   std::string describe() const {
-    static const char* const kKinds[] = {"killed", "machine dies", "paused", "cut off"};
     std::string text = std::to_string(workers) + " workers, at least " + std::to_string(min_workers) + ", " +
                        std::to_string(elements) + " elements, seed " + std::to_string(seed) +
                        (overlapped ? ", overlapped" : "") + (gpus ? ", on GPUs" : "") +
@@ -445,6 +446,21 @@ class Outcome {
                          " instead of " + std::to_string(values[static_cast<size_t>(index)]));
     }
   }
+  // From the first loss to the end of the first step without that worker, on the last survivor that makes it.
+  Duration recovery() const {
+    Duration longest{};
+    for (int w = 0; w < job_.all(); ++w) {
+      const WorkerRecord& of = seen[static_cast<size_t>(w)];
+      for (size_t i = 0; i < of.steps.size() && survives(w); ++i) {
+        if ((used(of.steps[i]) >> job_.losses[0].worker & 1) != 0) continue;
+        const NotedCall* const step =
+            cluster_->call(w, "step " + std::to_string(of.first + static_cast<int>(i)));
+        longest = std::max(longest, Duration(step->ended - *first_loss_));
+        break;
+      }
+    }
+    return longest;
+  }
   int joined() const {
     int count = 0;
     for (int w = job_.workers; w < job_.all(); ++w) count += !seen[static_cast<size_t>(w)].steps.empty();
@@ -475,6 +491,7 @@ class Outcome {
     Cluster& cluster = *cluster_;
     if (cluster.finished(loss.worker)) return;
     lost_.insert(loss.worker);
+    if (!first_loss_) first_loss_ = cluster.world.now();
     const transport::ProcessId process = cluster.process(loss.worker);
     switch (loss.kind) {
       case Loss::kKill:
@@ -493,6 +510,7 @@ class Outcome {
 
   const Job job_;
   std::set<int> lost_, cut_off_;
+  std::optional<transport::Time> first_loss_;
 
  public:
   std::vector<WorkerRecord> seen;
@@ -520,6 +538,21 @@ TEST(Join, AWorkerMayJoinAtAnyMoment) {
     if (HasFailure()) return;
   }
   EXPECT_GT(joined, 50 / kStride);
+}
+
+// A step without weights compares all values. If a new view comes meanwhile, the step begins again, and so
+// does the comparison.
+TEST(Join, MayInterruptTheComparisonOfAllValues) {
+  int joined = 0;
+  for (Duration after = 6ms; after < 6300us; after += dsgd_test::one_of(1, 8) * 1us) {
+    const Job job{.workers = 2, .steps = 17, .joins = {after}};
+    SCOPED_TRACE(job.describe());
+    const Outcome outcome(job);
+    EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+    joined += outcome.finished(2);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(joined, 10);
 }
 
 TEST(Join, EndsThePauseOfAJobWithTooFewWorkers) {
@@ -583,6 +616,34 @@ TEST(Loss, SurvivorsGoOnAfterAKillAtAnyMoment) {
     for (int victim = 0; victim < 3; ++victim) {
       expect_right({.losses = {{victim, after, Loss::kKill}}});
       if (HasFailure()) return;
+    }
+  }
+}
+
+// A loss is found by the end of a connection or of a lease. Then the survivors need the head's view, each
+// other's reports and, at most, one copy: a few round trips, of 2 ms here.
+TEST(Loss, EndsWithinALeaseAndAFewRoundTrips) {
+  for (const Loss::Kind kind : {Loss::kKill, Loss::kMachineDies, Loss::kPause, Loss::kCut}) {
+    for (const char* strategy : {"allreduce", "simple", "ps"}) {
+      std::vector<Duration> times;
+      for (Duration after = 5ms; after < 65ms; after += kStride * 500us) {
+        for (int victim = 0; victim < 3; ++victim) {
+          Job job{.losses = {{victim, after, kind}}};
+          job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "2" : "1"}};
+          job.delay = {1ms, 1ms};
+          SCOPED_TRACE(job.describe());
+          const Outcome outcome(job);
+          EXPECT_TRUE(outcome.ended);
+          for (const std::string& problem : outcome.problems()) ADD_FAILURE() << problem;
+          times.push_back(outcome.recovery());
+          if (HasFailure()) return;
+        }
+      }
+      std::sort(times.begin(), times.end());
+      std::printf("  %s, %s: median %.1f ms, longest %.1f ms of %zu\n", strategy, kKinds[kind],
+                  1e-6 * static_cast<double>(times[times.size() / 2].count()),
+                  1e-6 * static_cast<double>(times.back().count()), times.size());
+      EXPECT_LE(times.back(), kind == Loss::kKill ? 10ms : kLease + kLease / 20 + 3 * 2ms);
     }
   }
 }
