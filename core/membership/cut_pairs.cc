@@ -16,6 +16,12 @@ bool CutPairs::note(int32_t number, int32_t peer_number, const std::string& why,
   return first;
 }
 
+bool CutPairs::has(int32_t number) const {
+  return std::any_of(pairs_.begin(), pairs_.end(), [number](const auto& pair) {
+    return pair.first.first == number || pair.first.second == number;
+  });
+}
+
 bool CutPairs::has_renewed(int32_t number, transport::Time now) const {
   return now - leases_.silence(static_cast<size_t>(number), now) > reported_;
 }

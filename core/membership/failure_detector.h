@@ -55,6 +55,7 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   // ---- what workers report
   void on_progress(size_t worker, transport::Progress report);
   void on_cut(const WorkerTable::Worker& worker, int32_t peer_number, const Status& why);
+  bool is_cut(int32_t number) const { return cut_pairs_.has(number); }  // reported, and not decided yet
   // The control connection or the last heartbeat connection, named by `which`, has ended with `why`.
   void on_connection_lost(const WorkerTable::Worker& worker, const std::string& which, const Status& why);
   // Returns the cause that the other workers get after `sender` has failed because of `why`. If `why` is the

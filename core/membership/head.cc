@@ -369,7 +369,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                  std::to_string(cut.peer_number)));
     respond(transport::Message(transport::Empty{}));
     if (phase != Phase::kRunning) return;
-    // The peer has left, but its last data did not arrive. A view without it needs none of that data.
+    // The peer has left, but its last data did not arrive, or a step needs it as an owner. A view without it
+    // needs none of that.
     const Worker& peer = workers[static_cast<size_t>(cut.peer_number)];
     if (peer.left && !peer.lost && options.views_change())
       return remove_workers({static_cast<size_t>(cut.peer_number)}, cut.cause);
@@ -415,8 +416,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     worker.left = true;
     detector->end(worker.index());
-    if (leave.cause.ok() && leave.view != workers.view()) {
-      // Its departure call is of an earlier view. The workers of the present one may wait for it.
+    const bool awaited =
+        options.views_change() && detector->is_cut(worker.info.number);  // see on_report_cut()
+    if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
+      // Or its departure call is of an earlier view. The workers of the present one may wait for it.
       remove_workers({worker.index()},
                      Status(Code::kWorkerLost, describe_member(worker.info) +
                                                    " has closed its session while the " + "workers of view " +

@@ -36,6 +36,8 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
   state_.fail = [this](const Status& cause, bool tell_peers) { fail(cause, tell_peers); };
   state_.admit_call = [this] { return admit_call(); };
   state_.enter_view = [this] { enter_view(); };
+  if (state_.options.views_change)
+    state_.step.on_owner_left([this](const Status& why) { await_verdict(why, why.rank(), why); });
 }
 
 Engine::~Engine() = default;

@@ -185,6 +185,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   }
   const Result<bool> changed = group_.regroup(state_.numbers.header());
   if (!changed.ok()) {  // the same on all workers
+    if (on_owner_left_) return on_owner_left_(changed.status());
     progress_.agreed = true;
     return fail(changed.status());
   }

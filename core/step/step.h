@@ -48,7 +48,10 @@ class Step {
   Step(transport::Loop& loop, Model& model, StepOptions options,
        std::function<void(const Status&)> on_device_failure);
   ~Step();
-  void use_mesh(Mesh* mesh) { state_.mesh = mesh; }   // null: one worker
+  void use_mesh(Mesh* mesh) { state_.mesh = mesh; }  // null: one worker
+  // Where the view may change: called when an owner has closed its session, which the step needs. The step
+  // waits for a view without it.
+  void on_owner_left(std::function<void(const Status&)> then) { on_owner_left_ = std::move(then); }
   std::string name() const { return state_.name(); }  // of the step in flight
   uint64_t call() const { return state_.request.call; }
   // Gradients that the step in flight waits for.
@@ -163,6 +166,7 @@ class Step {
 
   transport::Loop& loop_;
   const std::function<void(const Status&)> on_device_failure_;
+  std::function<void(const Status&)> on_owner_left_;
   StepState state_;
   const StepInFlight step_;
   uint64_t version_ = 0, plan_digest_ = 0;

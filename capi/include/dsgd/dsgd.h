@@ -861,9 +861,11 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                DSGD_ERR_WORKER_LOST and the rank. Steps fail in the same way, on all workers and before
  *                anything changes, if the departed worker owns a part of the parameters (rank 0 under
  *                "simple"; "ps" and registered strategies as they place ranges), or if NCCL reduces GPU
- *                gradients. A registered algorithm must give schedules for the smaller number of workers; if
- *                it fails, the step fails. If data that the departed worker sent for an earlier step is lost,
- *                the session fails on all workers with DSGD_ERR_WORKER_LOST and its rank.
+ *                gradients. In a job whose workers may change (see Losses and Joins) such a step begins again
+ *                in a view without the departed worker instead. A registered algorithm must give schedules
+ *                for the smaller number of workers; if it fails, the step fails. If data that the departed
+ *                worker sent for an earlier step is lost, the session fails on all workers with
+ *                DSGD_ERR_WORKER_LOST and its rank.
  *   Comparison   All workers hold equal values of trained parameters, and dsgd compares those of their first
  *                replicas. Each step compares 1/64 of the elements of each parameter, as they are before the
  *                step, so that a difference that lasts is found within 64 steps. If the parameters have more

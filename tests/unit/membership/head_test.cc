@@ -1244,6 +1244,17 @@ TEST_F(LearnerTest, AWorkerEntersAfterOthersHaveLeft) {
   EXPECT_TRUE(learn("w4").join.ok());
 }
 
+// An owner whose goodbye has reached a peer before the head hears of it: a step waits for a view without it.
+TEST_F(LearnerTest, AWorkerThatLeavesAfterAPeerHasReportedItIsFollowedByAView) {
+  const Status closed(Code::kWorkerLost, "rank 1 has closed its session");
+  EXPECT_TRUE(call(at(0).control, transport::ReportCut{0, 1, closed, 1}).ok());
+  EXPECT_FALSE(at(0).watch.given());
+  leave(1);
+  ASSERT_TRUE(at(0).watch.ok());
+  EXPECT_EQ(change(0).view, 2u);
+  EXPECT_EQ(change(0).members.size(), 2u);
+}
+
 TEST_F(LearnerTest, NoneEntersAJobThatIsEnding) {
   Remote& w3 = learn("w3");
   for (int i = 0; i < 3; ++i) leave(i);
