@@ -659,6 +659,21 @@ TEST(Loss, OfTheOthersDoesNotChangeTheModelThatAWorkerTakesAlong) {
   }
 }
 
+// Its peers and the head learn of it in any order.
+TEST(Loss, OfAnOwnerThatClosesLeavesTheOthersToGoOnWithoutIt) {
+  for (const char* strategy : {"simple", "ps"}) {
+    for (int leaver = 0; leaver < 4; ++leaver) {
+      for (uint64_t seed = 1; seed <= 40; seed += static_cast<uint64_t>(kStride)) {
+        Job job{.workers = 4, .seed = seed, .leaves = {{leaver, 5}, {(leaver + 1) % 4, 15}}};
+        job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "2" : "1"}};
+        job.delay = {0ms, 3ms};
+        expect_right(job);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(Loss, OfAnyWorkerLeavesEverySampleToBeUsedOnce) {
   for (Duration after = 0us; after < 12ms; after += kStride * 150us) {
     for (int victim = 0; victim < 3; ++victim) {
@@ -1049,12 +1064,17 @@ Job draw(uint64_t seed, Random random) {
     job.settings["copies"] = std::to_string(losses + 1);  // all may be lost at once
     if (random.chance(0.3)) job.settings["servers"] = std::to_string(std::max(losses + 1, 2));
   }
-  if (job.settings.count("strategy") == 0 && job.samples == 0 && !job.metrics) {
+  if (job.samples == 0 && !job.metrics) {
     for (int w = 0; w < job.workers; ++w) {
       const bool is_lost = std::any_of(job.losses.begin(), job.losses.end(),
                                        [w](const Loss& loss) { return loss.worker == w; });
       if (!is_lost && w != workers.front() && random.chance(0.3))
         job.leaves[w] = static_cast<int>(random.below(static_cast<uint64_t>(job.steps)));
+    }
+    if (job.settings.count("copies")) {  // all of these may go at once, too
+      const int copies = std::min(losses + static_cast<int>(job.leaves.size()) + 1, job.workers);
+      job.settings["copies"] = std::to_string(copies);
+      if (job.settings.count("servers")) job.settings["servers"] = std::to_string(std::max(copies, 2));
     }
   }
   return job;
