@@ -45,6 +45,13 @@ struct Loss {
 
 constexpr const char* kKinds[] = {"killed", "machine dies", "paused", "cut off"};
 
+// Two workers cannot reach each other, in one direction or in both. Both reach the head.
+struct PairCut {
+  int one = 0, other = 1;
+  Duration after{};  // all have joined
+  bool there = true, back = true;
+};
+
 struct HeadLoss {
   Duration after{};  // all have joined
   Duration down{};   // then it is started again
@@ -59,7 +66,8 @@ struct Job {
   size_t elements = 4000;
   uint64_t seed = 1;
   std::vector<Loss> losses = {};
-  std::map<int, int> leaves = {};          // steps after which these workers close their sessions
+  std::map<int, int> leaves = {};  // steps after which these workers close their sessions
+  std::optional<PairCut> pair_cut = {};
   std::vector<HeadLoss> head_losses = {};  // one after the other
   int head_machines = 1;                   // on which heads are started in turn
   std::vector<Duration> joins = {};        // of further workers, after the job's begin
@@ -95,6 +103,12 @@ struct Job {
     for (const auto& [worker, step] : leaves)
       text += "; " + std::to_string(worker) + " leaves before step " + std::to_string(step);
     if (head_machines > 1) text += ", on another machine";
+    if (pair_cut)
+      text += "; " + std::to_string(pair_cut->one) + " is cut off from " + std::to_string(pair_cut->other) +
+              (pair_cut->there && pair_cut->back ? ""
+               : pair_cut->there                 ? ", which still reaches it,"
+                                                 : ", which it still reaches,") +
+              " after " + std::to_string(pair_cut->after.count() / 1000) + " us";
     for (const Loss& loss : losses)
       text += "; " + std::to_string(loss.worker) + " " + kKinds[loss.kind] + " after " +
               std::to_string(loss.after.count() / 1000) + " us";
@@ -300,7 +314,20 @@ class Outcome {
     for (const Loss& loss : job.losses) {
       cluster.world.at(cluster.world.now() + loss.after, [this, loss] { lose(loss); });
     }
+    if (job.pair_cut) {
+      cluster.world.at(cluster.world.now() + job.pair_cut->after, [&cluster, cut = *job.pair_cut] {
+        const transport::ProcessId one = cluster.process(cut.one), other = cluster.process(cut.other);
+        if (cut.there) cluster.world.block(one, other);
+        if (cut.back) cluster.world.block(other, one);
+      });
+    }
     ended = cluster.run_until_ended(300s);  // slow networks need more than a minute
+    for (int worker :
+         job.pair_cut ? std::vector{job.pair_cut->one, job.pair_cut->other} : std::vector<int>()) {
+      const NotedCall* const failure = cluster.first_failure(worker);
+      if (failure && failure->status.code() == Code::kEvicted)
+        lost_.insert(worker);  // the head has chosen it
+    }
   }
 
   Cluster& cluster() { return *cluster_; }
@@ -1071,11 +1098,19 @@ Job draw(uint64_t seed, Random random) {
       if (!is_lost && w != workers.front() && random.chance(0.3))
         job.leaves[w] = static_cast<int>(random.below(static_cast<uint64_t>(job.steps)));
     }
-    if (job.settings.count("copies")) {  // all of these may go at once, too
-      const int copies = std::min(losses + static_cast<int>(job.leaves.size()) + 1, job.workers);
-      job.settings["copies"] = std::to_string(copies);
-      if (job.settings.count("servers")) job.settings["servers"] = std::to_string(std::max(copies, 2));
-    }
+  }
+  if (random.chance(0.2)) {
+    PairCut cut{workers.front(), 0, random.between(0us, random.chance(0.7) ? 10ms : 100ms),
+                random.chance(0.7), true};
+    cut.back = !cut.there || random.chance(0.5);
+    cut.other = static_cast<int>(random.below(static_cast<uint64_t>(job.workers)));
+    if (cut.other != cut.one && job.leaves.count(cut.other) == 0) job.pair_cut = cut;
+  }
+  if (job.settings.count("copies")) {  // all of these may go at once, too
+    const int gone = losses + static_cast<int>(job.leaves.size()) + (job.pair_cut ? 1 : 0);
+    const int copies = std::min(gone + 1, job.workers);
+    job.settings["copies"] = std::to_string(copies);
+    if (job.settings.count("servers")) job.settings["servers"] = std::to_string(std::max(copies, 2));
   }
   return job;
 }
