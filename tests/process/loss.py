@@ -16,7 +16,7 @@ hosts the head. The checks know nothing of the protocol:
 - all of them have used the same workers in a step;
 - each sample of the data set was used once, in a step that an undisturbed worker has made;
 - a disturbed worker has seen the same steps as the others up to its end, but perhaps its last;
-- the values at the end are those that the means of the steps make, with momentum, so no contribution was lost or doubled.
+- at the end the values are those that momentum makes of the steps' means, so no contribution was lost or doubled.
 
 The time from a signal to the next step of an undisturbed worker is reported as a distribution.
 """
