@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/base/describe.h"
@@ -11,8 +12,7 @@ namespace dsgd {
 
 bool CutPairs::note(int32_t number, int32_t peer_number, const std::string& why, transport::Time now) {
   const bool first = pairs_.empty();
-  if (first) reported_ = now;
-  pairs_.try_emplace(std::minmax(number, peer_number), why);
+  if (pairs_.try_emplace(std::minmax(number, peer_number), why).second) since_ = now;
   return first;
 }
 
@@ -23,10 +23,14 @@ bool CutPairs::has(int32_t number) const {
 }
 
 bool CutPairs::has_renewed(int32_t number, transport::Time now) const {
-  return now - leases_.silence(static_cast<size_t>(number), now) > reported_;
+  return now - leases_.silence(static_cast<size_t>(number), now) > since_;
 }
 
 CutPairs::Verdict CutPairs::decide(transport::Time now) {
+  const auto gone = static_cast<size_t>(std::count_if(pairs_.begin(), pairs_.end(), [this](const auto& pair) {
+    return has_gone(pair.first.first) || has_gone(pair.first.second);
+  }));
+  if (std::exchange(gone_, gone) != gone) since_ = now;
   std::set<int32_t> suspects;
   std::map<int32_t, int> cuts;  // by number
   for (const auto& [pair, why] : pairs_) {
@@ -39,6 +43,7 @@ CutPairs::Verdict CutPairs::decide(transport::Time now) {
   }
   if (suspects.empty()) {
     pairs_.clear();
+    gone_ = 0;
     return {};
   }
   const auto weight = [&](int32_t number) {

@@ -23,14 +23,14 @@ class CutPairs {
   bool has(int32_t number) const;  // whether the worker is in a pair
 
   struct Verdict {
-    bool waits = false;  // a worker of a pair has not renewed its lease since
+    bool waits = false;  // a worker of a pair has not renewed its lease yet
     Status why = {};     // else, of `cut_off`; OK: there is no pair to decide, and all are forgotten
     size_t cut_off = 0;
   };
   // Names the worker that is cut off. Candidates are the workers of pairs in which both are still in the job,
-  // once both have renewed their leases since: neither is simply lost. The one in most pairs is named, pairs
-  // with a worker that has gone included; of several, one that does not host the head, then the highest
-  // number.
+  // once all of these have renewed their leases since the last new pair and since a worker of a pair has gone
+  // last: none is simply lost. The one in most pairs is named, pairs with a worker that has gone included; of
+  // several, one that does not host the head, then the highest number.
   Verdict decide(transport::Time now);
 
  private:
@@ -42,7 +42,8 @@ class CutPairs {
   const Leases& leases_;
   // By number, the lower first, and why not, as the first of them said.
   std::map<std::pair<int32_t, int32_t>, std::string> pairs_;
-  transport::Time reported_{};  // the first one
+  size_t gone_ = 0;          // pairs with a worker that has gone
+  transport::Time since_{};  // of the last new pair, and of the last change of gone_
 };
 
 }  // namespace dsgd

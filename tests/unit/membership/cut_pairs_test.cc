@@ -17,8 +17,8 @@ class CutPairsTest : public testing::Test {
   void note(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
     for (const auto& [a, b] : pairs) pairs_.note(a, b, "no route", 1s);
   }
-  void renew_all() {
-    for (size_t i = 0; i < job_.workers.size(); ++i) leases_.renew(i, 2s);
+  void renew_all(transport::Time now = 2s) {
+    for (size_t i = 0; i < job_.workers.size(); ++i) leases_.renew(i, now);
   }
 
   JobTable job_{4, 1};
@@ -60,10 +60,27 @@ TEST_F(CutPairsTest, APairWhoseWorkerIsGoneNamesNoneButCounts) {
   note({{0, 1}, {0, 2}, {2, 3}});
   renew_all();
   job_.workers[0].left = true;
-  EXPECT_EQ(pairs_.decide(3s).cut_off, 2u) << "it is in two pairs";
+  EXPECT_TRUE(pairs_.decide(3s).waits) << "the others may be lost, too";
+  renew_all(4s);
+  EXPECT_EQ(pairs_.decide(5s).cut_off, 2u) << "it is in two pairs";
   job_.lose(2);
-  EXPECT_TRUE(pairs_.decide(3s).why.ok());
-  EXPECT_TRUE(pairs_.note(1, 3, "no route", 4s)) << "the earlier pairs are forgotten";
+  EXPECT_TRUE(pairs_.decide(6s).why.ok());
+  EXPECT_TRUE(pairs_.note(1, 3, "no route", 7s)) << "the earlier pairs are forgotten";
+}
+
+// Worker 2 is lost, and worker 3 after it. Worker 0 has reported both, and is in most pairs.
+TEST_F(CutPairsTest, AWorkerThatIsLostMeanwhileIsNotTakenForOneThatIsCutOff) {
+  note({{0, 2}});
+  for (size_t worker : {0, 1, 3}) leases_.renew(worker, 2s);
+  EXPECT_TRUE(pairs_.decide(3s).waits);
+  pairs_.note(0, 3, "refused", 4s);  // it has not renewed since
+  for (size_t worker : {0, 1}) leases_.renew(worker, 5s);
+  job_.lose(2);
+  EXPECT_TRUE(pairs_.decide(6s).waits);
+  for (size_t worker : {0, 1}) leases_.renew(worker, 7s);
+  EXPECT_TRUE(pairs_.decide(8s).waits);
+  job_.lose(3);
+  EXPECT_TRUE(pairs_.decide(9s).why.ok());
 }
 
 }  // namespace
