@@ -421,7 +421,7 @@ TEST(Trace, T13AWorkerThatHasTheStepByACopyGivesItToOthers) {
 // means of the owner, no worker may complete the step: it would have values whose state no other worker has.
 TEST(Trace, Q1ValuesAreUsedOnlyWhenTheCopiesHaveTheirState) {
   int completed = 0, repeated = 0;
-  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 5) * 250us) {
+  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 8) * 250us) {
     for (int owner = 0; owner < 3; ++owner) {
       for (int copy = 0; copy < 3; ++copy) {
         if (copy == owner) continue;
@@ -468,7 +468,7 @@ TEST(Trace, Q2AWorkerHoldsARangeOnlyWhenItHasTheRange) {
 // the others repeat the step.
 TEST(Trace, Q3ARepeatedStepUpdatesACopyOnce) {
   int completed = 0, repeated = 0;
-  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 5) * 250us) {
+  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 8) * 250us) {
     for (int owner = 0; owner < 3; ++owner) {
       for (int third = 0; third < 3; ++third) {
         if (third == owner) continue;
@@ -491,7 +491,7 @@ TEST(Trace, Q3ARepeatedStepUpdatesACopyOnce) {
 
 // An owner is cut off for so long that its ranges have another owner when its data reach the others.
 TEST(Trace, Q4AFormerOwnerUpdatesNothing) {
-  for (Duration after = 500us; after < 6ms; after += dsgd_test::one_of(1, 2) * 500us) {
+  for (Duration after = 500us; after < 6ms; after += dsgd_test::one_of(2, 5) * 500us) {
     for (int owner = 0; owner < 3; ++owner) {
       Stage stage({.ps = true});
       const int left = owner == 0 ? 1 : 0;
@@ -533,7 +533,7 @@ TEST(Trace, Q5AnOlderStateDoesNotReplaceANewerOne) {
 
 // A copy is silent, for less than a lease, when the owner dies.
 TEST(Trace, Q7AnOwnerDoesNotGoOnWithoutASilentCopy) {
-  for (Duration after = 500us; after < 8ms; after += dsgd_test::one_of(1, 2) * 500us) {
+  for (Duration after = 500us; after < 8ms; after += dsgd_test::one_of(2, 5) * 500us) {
     for (int owner = 0; owner < 3; ++owner) {
       for (int copy = 0; copy < 3; ++copy) {
         if (copy == owner) continue;
