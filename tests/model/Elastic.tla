@@ -20,6 +20,11 @@ CONSTANTS M0,            \* first view, a set of numbers: worker ids, ranks go b
           StableOnly,    \* R7: checkpoints and results leave the job only of steps that are stable
           StableJoin,    \* R8: a learner is given stable steps only
           Learns,        \* a learner may take a state before it enters a view; it enters with none otherwise
+          Fetches,       \* a learner fetches each part of the state from a worker, also of a step that is not stable, and
+                         \* follows that worker's steps; it enters a view with no state, and completes the parts there
+          FromHolders,   \* R10: in a view, parts are completed from workers that have reported the most steps
+          StreamsEnd,    \* R11: a worker's streams end when it copies a step, leaves a view that has their learner, or goes on
+                         \* in a view that has no learner
           HolderNeeded,  \* a view goes on only if one of its members holds a state: learners alone do not begin anew
           EmptyFirst,    \* a joiner's first step has weight 0; otherwise its host computes a gradient for it
           CloseStable,   \* R7: a worker leaves only when its last step is stable
@@ -36,9 +41,10 @@ NoView == [e |-> 0, m |-> {}]
 VARIABLES alive, dur, mem, pub,          \* the head: durable view, view in memory, views published
           todo, dtodo,                   \* views that it has decided and not published, in memory and durable
           vw, rec, hist, grad, red, hok, kept, resv,
+          part,                          \* streams to learners: by part the source, what has come, and whether it is complete
           mB, mG, mR,                    \* messages: header and contributions, reduced parts, reports
           stab, n, bad                   \* ghost: what left the job; counters; what must not be
-vars == <<alive, dur, mem, pub, todo, dtodo, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+vars == <<alive, dur, mem, pub, todo, dtodo, vw, rec, hist, grad, red, hok, kept, resv, part, mB, mG, mR, stab, n, bad>>
 
 \* ---------------------------------------------------------------- helpers
 Rank(w, m) == Cardinality({x \in m : x <= w})
@@ -62,6 +68,16 @@ Externalize(h) == /\ stab' = IF Len(h) > Len(stab) THEN h ELSE stab
 Reports(w) == {r \in mR : r[1] = E(w)}
 FreshJoiner(w) == w \in Joiners /\ hist[w] = <<>>   \* it holds no state at all
 AllReported(w) == \A x \in M(w) : \E r \in Reports(w) : r[2] = x
+Learning(w) == \E r \in Reports(w) : r[2] \in Joiners /\ r[3] = 0   \* a member of the view holds no state
+Holders(w) == {r[2] : r \in {x \in Reports(w) : x[3] = MaxOf({y[3] : y \in Reports(w)})}}
+NoStream == [src |-> 0, h |-> <<>>, done |-> FALSE]
+NoStreams == [p \in Parts |-> NoStream]
+\* The streams of all learners; those from w to learners J end; those from w get its step.
+EndStreams(w, J) == [j \in Joiners |-> [p \in Parts |->
+                      IF j \in J /\ part[j][p].src = w THEN NoStream ELSE part[j][p]]]
+Follow(w, step) == [j \in Joiners |-> [p \in Parts |->
+                     IF part[j][p].src = w THEN [part[j][p] EXCEPT !.h = Append(@, step)] ELSE part[j][p]]]
+Without(streams, w) == IF w \in Joiners THEN [streams EXCEPT ![w] = NoStreams] ELSE streams
 Target(w) == MaxOf({r[3] : r \in Reports(w)})
 
 Init ==
@@ -75,6 +91,7 @@ Init ==
   /\ hok = [w \in Workers |-> FALSE]
   /\ kept = [w \in Workers |-> FALSE]
   /\ resv = [w \in Workers |-> {}]
+  /\ part = [j \in Joiners |-> NoStreams]
   /\ mB = {} /\ mG = {} /\ mR = {}
   /\ stab = <<>> /\ n = [crash |-> 0, evict |-> 0, head |-> 0] /\ bad = ""
 
@@ -90,7 +107,7 @@ Begin(w) ==
      IN /\ grad' = [grad EXCEPT ![w] = g]
         /\ mB' = mB \cup {<<E(w), s, w, g>>}
   /\ kept' = IF KeepReduced THEN kept ELSE [kept EXCEPT ![w] = FALSE]
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, red, hok, resv, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, red, hok, resv, mG, mR, stab, n, bad>>
 
 HeaderComplete(w) ==
   /\ Running(w) /\ grad[w] # 0 /\ ~hok[w]
@@ -98,7 +115,7 @@ HeaderComplete(w) ==
   /\ hok' = [hok EXCEPT ![w] = TRUE]
   /\ kept' = [kept EXCEPT ![w] = FALSE]
   /\ Externalize(hist[w])
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, red, resv, mB, mG, mR, n>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, grad, red, resv, mB, mG, mR, n>>
 
 Reduce(w, p) ==
   /\ Running(w) /\ Done(w) < MaxStep /\ red[w][p] = NONE /\ Owner(p, M(w)) = w
@@ -107,13 +124,13 @@ Reduce(w, p) ==
      IN /\ {b[3] : b \in got} = M(w)
         /\ red' = [red EXCEPT ![w][p] = sum]
         /\ mG' = mG \cup {<<E(w), Done(w) + 1, p, sum>>}
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mR, stab, n, bad>>
 
 Land(w, p) ==
   /\ Running(w) /\ Done(w) < MaxStep /\ red[w][p] = NONE /\ grad[w] # 0
   /\ \E g \in mG : /\ g[2] = Done(w) + 1 /\ g[3] = p /\ (g[1] = E(w) \/ ~Fence)
                    /\ red' = [red EXCEPT ![w][p] = g[4]]
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mG, mR, stab, n, bad>>
 
 AllHeld(w) == \A p \in Parts : red[w][p] # NONE
 Apply(w) ==
@@ -124,6 +141,7 @@ Apply(w) ==
      /\ grad' = [grad EXCEPT ![w] = 0]
      /\ hok' = [hok EXCEPT ![w] = FALSE]
      /\ kept' = [kept EXCEPT ![w] = TRUE]
+     /\ part' = Follow(w, next[Len(next)])
      /\ IF Cardinality(sums) > 1 THEN bad' = "contributions of two attempts in one step" /\ UNCHANGED stab
         ELSE IF StableOnly THEN UNCHANGED <<stab, bad>> ELSE Externalize(next)
 
@@ -139,7 +157,7 @@ EarlyReport(w, v) ==   \* the mistake: it reports, and goes on
   /\ ~FreezeFirst /\ alive[w] /\ v.e > E(w) /\ E(w) > 0 /\ w \in v.m
   /\ ~\E r \in mR : r[1] = v.e /\ r[2] = w
   /\ mR' = mR \cup {Report(w, v)}
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, stab, n, bad>>
 
 Adopt(w, v) ==
   /\ alive[w] /\ v.e > E(w) /\ w \in v.m
@@ -149,6 +167,8 @@ Adopt(w, v) ==
   /\ hok' = [hok EXCEPT ![w] = FALSE]
   /\ red' = IF ClearHeld THEN [red EXCEPT ![w] = NoParts] ELSE red
   /\ grad' = IF E(w) = 0 /\ EmptyFirst THEN [grad EXCEPT ![w] = -1] ELSE grad
+  /\ part' = IF FreshJoiner(w) THEN [part EXCEPT ![w] = [p \in Parts |-> IF @[p].done THEN NoStream ELSE @[p]]]
+            ELSE IF StreamsEnd THEN EndStreams(w, M(w)) ELSE part
   /\ mR' = IF \E r \in mR : r[1] = v.e /\ r[2] = w THEN mR ELSE mR \cup {<<v.e, w, Done(w), grad'[w]>>}
   /\ bad' = IF ~Staged /\ rec[w] /\ (\E p \in Parts : red[w][p] # NONE) THEN "torn: half of a state" ELSE bad
   /\ UNCHANGED <<alive, headVars, hist, kept, resv, mB, mG, stab, n>>
@@ -159,7 +179,7 @@ Fetch(w, p, h) ==
   /\ Target(w) = Done(w) + 1 /\ ~FreshJoiner(w)
   /\ alive[h] /\ h \in M(w) /\ vw[h] = vw[w] /\ Done(h) = Target(w) /\ kept[h]
   /\ red' = [red EXCEPT ![w][p] = hist[h][Done(h)]]
-  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, hist, grad, hok, kept, resv, mB, mG, mR, stab, n, bad>>
 
 FetchCommit(w) ==
   /\ alive[w] /\ rec[w] /\ AllReported(w) /\ Target(w) = Done(w) + 1 /\ AllHeld(w)
@@ -168,12 +188,14 @@ FetchCommit(w) ==
 
 Copy(w, h) ==
   /\ alive[w] /\ rec[w] /\ AllReported(w) /\ Target(w) > Done(w)
+  /\ ~(Fetches /\ FreshJoiner(w))
   /\ CopyAny \/ w \in Joiners
   /\ alive[h] /\ h \in M(w) /\ vw[h] = vw[w] /\ Done(h) = Target(w)
   /\ CopyOnly \/ ~(kept[h] /\ Target(w) = Done(w) + 1 /\ ~FreshJoiner(w))      \* else it fetches
   /\ hist' = [hist EXCEPT ![w] = hist[h]]
   /\ kept' = [kept EXCEPT ![w] = FALSE]
   /\ red' = [red EXCEPT ![w] = NoParts]
+  /\ part' = IF StreamsEnd THEN EndStreams(w, Joiners) ELSE part
   /\ grad' = [grad EXCEPT ![w] = IF grad[w] = -1 THEN -1 ELSE 0]
   /\ UNCHANGED <<alive, headVars, vw, rec, hok, resv, mB, mG, mR, stab, n, bad>>
 
@@ -181,6 +203,7 @@ RecoverDone(w) ==
   /\ alive[w] /\ rec[w] /\ AllReported(w) /\ Done(w) >= Target(w)
   /\ HolderNeeded => \E r \in Reports(w) : ~(r[2] \in Joiners /\ r[3] = 0)
   /\ rec' = [rec EXCEPT ![w] = FALSE]
+  /\ part' = Without(IF StreamsEnd /\ ~Learning(w) THEN EndStreams(w, Joiners) ELSE part, w)
   /\ resv' = [resv EXCEPT ![w] = IF Reserve THEN {r[4] : r \in Reports(w)} \cap Idx ELSE {}]
   /\ mB' = IF grad[w] = 0 THEN mB ELSE mB \cup {<<E(w), Done(w) + 1, w, grad[w]>>}
   /\ kept' = IF KeepReduced \/ grad[w] = 0 THEN kept ELSE [kept EXCEPT ![w] = FALSE]
@@ -192,7 +215,33 @@ Learn(j, h) ==
   /\ LET given == IF hok[h] \/ ~StableJoin THEN hist[h] ELSE ButLast(hist[h])
      IN /\ Len(given) > Len(hist[j])
         /\ hist' = [hist EXCEPT ![j] = given]
-  /\ UNCHANGED <<alive, headVars, vw, rec, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, headVars, vw, rec, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+
+\* A learner begins to fetch a part, from the worker whose part it is. The stream has all that its source has: what the
+\* learner has not got yet does not count, since a part is completed in a view, from a source that makes no step there.
+BeginStream(j, p, h) ==
+  /\ Fetches /\ alive[j] /\ E(j) = 0 /\ part[j][p].src = 0
+  /\ alive[h] /\ E(h) > 0 /\ h = Owner(p, M(h)) /\ ~FreshJoiner(h)
+  /\ part' = [part EXCEPT ![j][p] = [src |-> h, h |-> hist[h], done |-> FALSE]]
+  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+
+\* In the view: a part goes on from its source, or begins anew if the stream has ended or its source is not a holder.
+CompletePart(j, p, h) ==
+  /\ Fetches /\ alive[j] /\ rec[j] /\ FreshJoiner(j) /\ AllReported(j) /\ Target(j) > 0 /\ ~part[j][p].done
+  /\ alive[h] /\ h \in M(j) /\ vw[h] = vw[j] /\ ~FreshJoiner(h)
+  /\ h \in Holders(j) \/ (~FromHolders /\ part[j][p].src = h)
+  /\ part[j][p].src \in Holders(j) => part[j][p].src = h
+  /\ part' = [part EXCEPT ![j][p] = [src |-> 0, h |-> IF @.src = h THEN @.h ELSE hist[h], done |-> TRUE]]
+  /\ UNCHANGED <<alive, headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+
+CompleteState(j) ==
+  /\ alive[j] /\ rec[j] /\ FreshJoiner(j) /\ \A p \in Parts : part[j][p].done
+  /\ LET states == {part[j][p].h : p \in Parts}
+     IN /\ hist' = [hist EXCEPT ![j] = CHOOSE x \in states : TRUE]
+        /\ bad' = IF \E x \in states : Len(x) # Target(j) THEN "torn: parts of different steps"
+                  ELSE IF Cardinality(states) > 1 THEN "torn: parts of different histories" ELSE bad
+  /\ part' = Without(part, j)
+  /\ UNCHANGED <<alive, headVars, vw, rec, grad, red, hok, kept, resv, mB, mG, mR, stab, n>>
 
 \* ---------------------------------------------------------------- the head
 NewView(m) ==
@@ -207,38 +256,40 @@ HeadEvict(x) ==
   /\ x \in mem.m /\ (~alive[x] \/ n.evict < MaxEvict)
   /\ NewView(mem.m \ {x})
   /\ n' = IF alive[x] THEN [n EXCEPT !.evict = @ + 1] ELSE n
-  /\ UNCHANGED <<alive, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, bad>>
+  /\ UNCHANGED <<part, alive, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, bad>>
 
 HeadJoin(j) ==
   /\ alive[j] /\ j \notin mem.m
   /\ \/ j \in Joiners /\ E(j) = 0 /\ \A v \in pub \cup {dur, mem} \cup {todo[i] : i \in 1..Len(todo)} : j \notin v.m
      \/ ~Fresh /\ E(j) > 0
   /\ NewView(mem.m \cup {j})
-  /\ UNCHANGED <<alive, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
 
 HeadStore ==   \* the views that were decided since the last time are stored together
   /\ dur # mem /\ dur' = mem /\ dtodo' = todo
-  /\ UNCHANGED <<alive, mem, pub, todo, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, mem, pub, todo, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
 
 HeadPublish ==   \* in order; dtodo is the begin of todo
   /\ dtodo # <<>> /\ pub' = pub \cup {Head(dtodo)}
   /\ dtodo' = Tail(dtodo) /\ todo' = Tail(todo)
-  /\ UNCHANGED <<alive, dur, mem, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
+  /\ UNCHANGED <<part, alive, dur, mem, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, n, bad>>
 
 HeadRestart ==   \* the record is all that the next head knows
   /\ n.head < MaxHeadCrash /\ mem # dur /\ mem' = dur /\ todo' = dtodo
   /\ n' = [n EXCEPT !.head = @ + 1]
-  /\ UNCHANGED <<alive, dur, pub, dtodo, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, bad>>
+  /\ UNCHANGED <<part, alive, dur, pub, dtodo, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, bad>>
 
 Crash(w) ==
   /\ alive[w] /\ n.crash < MaxCrash
   /\ alive' = [alive EXCEPT ![w] = FALSE]
+  /\ part' = Without(EndStreams(w, Joiners), w)
   /\ n' = [n EXCEPT !.crash = @ + 1]
   /\ UNCHANGED <<headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, stab, bad>>
 
 LeaveEarly(w) ==   \* the mistake: the host has its result, closes, and takes it along
   /\ ~CloseStable /\ alive[w] /\ E(w) > 0 /\ Done(w) = MaxStep /\ ~hok[w]
   /\ alive' = [alive EXCEPT ![w] = FALSE]
+  /\ part' = Without(EndStreams(w, Joiners), w)
   /\ Externalize(hist[w])
   /\ UNCHANGED <<headVars, vw, rec, hist, grad, red, hok, kept, resv, mB, mG, mR, n>>
 
@@ -253,6 +304,8 @@ Next ==
        \/ Begin(w) \/ HeaderComplete(w) \/ Commit(w) \/ FetchCommit(w) \/ RecoverDone(w)
        \/ \E p \in Parts : Reduce(w, p) \/ Land(w, p) \/ \E h \in Workers : Fetch(w, p, h)
        \/ \E h \in Workers : Copy(w, h) \/ Learn(w, h)
+       \/ w \in Joiners /\ \/ CompleteState(w)
+                           \/ \E p \in Parts, h \in Workers : BeginStream(w, p, h) \/ CompletePart(w, p, h)
        \/ \E v \in pub : Adopt(w, v) \/ EarlyReport(w, v)
        \/ HeadEvict(w) \/ HeadJoin(w) \/ Crash(w) \/ LeaveEarly(w)
   \/ HeadPublish \/ HeadStore \/ HeadRestart \/ Terminating
@@ -262,6 +315,7 @@ Progress == \* all that is not a fault, nor a choice of the head's that it need 
        \/ Begin(w) \/ HeaderComplete(w) \/ Commit(w) \/ FetchCommit(w) \/ RecoverDone(w)
        \/ \E p \in Parts : Reduce(w, p) \/ Land(w, p) \/ \E h \in Workers : Fetch(w, p, h)
        \/ \E h \in Workers : Copy(w, h)
+       \/ w \in Joiners /\ (CompleteState(w) \/ \E p \in Parts, h \in Workers : CompletePart(w, p, h))
        \/ \E v \in pub : Adopt(w, v)
        \/ (~alive[w] /\ HeadEvict(w))
   \/ HeadStore \/ HeadPublish
