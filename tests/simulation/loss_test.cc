@@ -52,6 +52,12 @@ struct PairCut {
   bool there = true, back = true;
 };
 
+// The network splits: no worker below this number can reach one from it on. All reach the head.
+struct Split {
+  int first = 1;     // of the second part
+  Duration after{};  // all have joined
+};
+
 struct HeadLoss {
   Duration after{};  // all have joined
   Duration down{};   // then it is started again
@@ -68,6 +74,7 @@ struct Job {
   std::vector<Loss> losses = {};
   std::map<int, int> leaves = {};  // steps after which these workers close their sessions
   std::optional<PairCut> pair_cut = {};
+  std::optional<Split> split = {};
   std::vector<HeadLoss> head_losses = {};  // one after the other
   int head_machines = 1;                   // on which heads are started in turn
   std::vector<Duration> joins = {};        // of further workers, after the job's begin
@@ -109,6 +116,9 @@ struct Job {
                : pair_cut->there                 ? ", which still reaches it,"
                                                  : ", which it still reaches,") +
               " after " + std::to_string(pair_cut->after.count() / 1000) + " us";
+    if (split)
+      text += "; a split before " + std::to_string(split->first) + " after " +
+              std::to_string(split->after.count() / 1000) + " us";
     for (const Loss& loss : losses)
       text += "; " + std::to_string(loss.worker) + " " + kKinds[loss.kind] + " after " +
               std::to_string(loss.after.count() / 1000) + " us";
@@ -314,6 +324,16 @@ class Outcome {
     for (const Loss& loss : job.losses) {
       cluster.world.at(cluster.world.now() + loss.after, [this, loss] { lose(loss); });
     }
+    if (job.split) {
+      cluster.world.at(cluster.world.now() + job.split->after, [&cluster, &job] {
+        for (int one = 0; one < job.split->first; ++one) {
+          for (int other = job.split->first; other < job.workers; ++other) {
+            cluster.world.block(cluster.process(one), cluster.process(other));
+            cluster.world.block(cluster.process(other), cluster.process(one));
+          }
+        }
+      });
+    }
     if (job.pair_cut) {
       cluster.world.at(cluster.world.now() + job.pair_cut->after, [&cluster, cut = *job.pair_cut] {
         const transport::ProcessId one = cluster.process(cut.one), other = cluster.process(cut.other);
@@ -322,8 +342,10 @@ class Outcome {
       });
     }
     ended = cluster.run_until_ended(300s);  // slow networks need more than a minute
-    for (int worker :
-         job.pair_cut ? std::vector{job.pair_cut->one, job.pair_cut->other} : std::vector<int>()) {
+    std::vector<int> cut_off;               // some of these
+    if (job.pair_cut) cut_off = {job.pair_cut->one, job.pair_cut->other};
+    for (int w = 0; w < job.workers && job.split; ++w) cut_off.push_back(w);
+    for (int worker : cut_off) {
       const NotedCall* const failure = cluster.first_failure(worker);
       if (failure && failure->status.code() == Code::kEvicted)
         lost_.insert(worker);  // the head has chosen it
@@ -1107,8 +1129,13 @@ Job draw(uint64_t seed, Random random) {
     cut.other = static_cast<int>(random.below(static_cast<uint64_t>(job.workers)));
     if (cut.other != cut.one && job.leaves.count(cut.other) == 0) job.pair_cut = cut;
   }
+  if (!job.pair_cut && job.leaves.empty() && random.chance(0.1)) {
+    job.split = {1 + static_cast<int>(random.below(static_cast<uint64_t>(job.workers - 1))),
+                 random.between(0us, random.chance(0.7) ? 10ms : 100ms)};
+  }
   if (job.settings.count("copies")) {  // all of these may go at once, too
-    const int gone = losses + static_cast<int>(job.leaves.size()) + (job.pair_cut ? 1 : 0);
+    const int gone =
+        job.split ? job.workers : losses + static_cast<int>(job.leaves.size()) + (job.pair_cut ? 1 : 0);
     const int copies = std::min(gone + 1, job.workers);
     job.settings["copies"] = std::to_string(copies);
     if (job.settings.count("servers")) job.settings["servers"] = std::to_string(std::max(copies, 2));
