@@ -425,10 +425,11 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     });
   }
 
-  // A head decides within a lease. If it is lost before, the worker notices that within another one. A head
-  // that has come back gives each worker a lease first. A quarter of a lease is for messages.
+  // A head decides within a lease, which may begin with the report. If it is lost before, the worker notices
+  // that within another one. A head that has come back gives each worker a lease first. A quarter of a lease
+  // is for messages and the head's second look.
   transport::Time verdict_due(transport::Time reported) const {
-    if (!view.durable) return reported + options.lease;
+    if (!view.durable) return reported + 5 * options.lease / 4;
     if (returner) return loop.now() + options.lease;
     return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
   }
