@@ -17,7 +17,7 @@ void StagedWork::run(Work work) {
   run_waiting();
 }
 
-// What is called may add work.
+// The functions that it calls may add work.
 void StagedWork::run_waiting() {
   if (std::exchange(running_, true)) return;
   while (!busy_ && !waiting_.empty()) {

@@ -417,30 +417,34 @@ TEST(Trace, T13AWorkerThatHasTheStepByACopyGivesItToOthers) {
   EXPECT_GT(copied, 10);
 }
 
-// From some moment on, one worker gets nothing more of an owner, which then dies. If the worker lacks the
-// means of the owner, no worker may complete the step: it would have values whose state no other worker has.
-TEST(Trace, Q1ValuesAreUsedOnlyWhenTheCopiesHaveTheirState) {
+// From some moment on, one worker gets nothing more of an owner, which dies `later`. The others complete the
+// step with its gradient, or repeat it without, and both occur.
+void lose_an_owner_that_one_worker_lacks(Duration later) {
   int completed = 0, repeated = 0;
   for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 8) * 250us) {
     for (int owner = 0; owner < 3; ++owner) {
-      for (int copy = 0; copy < 3; ++copy) {
-        if (copy == owner) continue;
+      for (int cut = 0; cut < 3; ++cut) {
+        if (cut == owner) continue;
         Stage stage({.ps = true});
-        stage.at(after, [&] { stage.block(owner, copy); });
-        stage.at(after + 8ms, [&] { stage.kill(owner); });
+        stage.at(after, [&] { stage.block(owner, cut); });
+        stage.at(after + later, [&] { stage.kill(owner); });
         stage.run();
-        const int other = 3 - owner - copy;
-        stage.expect_finished_alike({copy, other});
-        EXPECT_EQ(stage.uses(copy), stage.uses(other));
-        ++(stage.uses(copy) == 0b111 ? completed : repeated);
-        stage.expect_equal_momenta(copy);
-        if (HasFailure()) return;
+        const int other = 3 - owner - cut;
+        stage.expect_finished_alike({cut, other});
+        EXPECT_EQ(stage.uses(cut), stage.uses(other));
+        ++(stage.uses(cut) == 0b111 ? completed : repeated);
+        for (int worker : {cut, other}) stage.expect_equal_momenta(worker);
+        if (testing::Test::HasFailure()) return;
       }
     }
   }
   EXPECT_GT(completed, 0);
   EXPECT_GT(repeated, 0);
 }
+
+// If the worker lacks the means of the owner, no worker may complete the step: it would have values whose
+// state no other worker has.
+TEST(Trace, Q1ValuesAreUsedOnlyWhenTheCopiesHaveTheirState) { lose_an_owner_that_one_worker_lacks(8ms); }
 
 // Worker 3 joins, and gets nothing more of a worker that holds ranges which worker 3 is to hold. That worker
 // dies before worker 3 has them all.
@@ -466,28 +470,7 @@ TEST(Trace, Q2AWorkerHoldsARangeOnlyWhenItHasTheRange) {
 
 // When an owner dies, the copy of its ranges has their means, and the third worker lacks their values. Then
 // the others repeat the step.
-TEST(Trace, Q3ARepeatedStepUpdatesACopyOnce) {
-  int completed = 0, repeated = 0;
-  for (Duration after = 1ms; after < 9ms; after += dsgd_test::one_of(3, 8) * 250us) {
-    for (int owner = 0; owner < 3; ++owner) {
-      for (int third = 0; third < 3; ++third) {
-        if (third == owner) continue;
-        Stage stage({.ps = true});
-        stage.at(after, [&] { stage.block(owner, third); });
-        stage.at(after + 3ms, [&] { stage.kill(owner); });
-        stage.run();
-        const int copy = 3 - owner - third;
-        stage.expect_finished_alike({copy, third});
-        EXPECT_EQ(stage.uses(copy), stage.uses(third));
-        ++(stage.uses(copy) == 0b111 ? completed : repeated);
-        stage.expect_equal_momenta(copy);
-        if (HasFailure()) return;
-      }
-    }
-  }
-  EXPECT_GT(completed, 0);
-  EXPECT_GT(repeated, 0);
-}
+TEST(Trace, Q3ARepeatedStepUpdatesACopyOnce) { lose_an_owner_that_one_worker_lacks(3ms); }
 
 // An owner is cut off for so long that its ranges have another owner when its data reach the others.
 TEST(Trace, Q4AFormerOwnerUpdatesNothing) {
