@@ -49,7 +49,8 @@ class Files {
   // Makes or replaces a file. When it returns, the bytes are on the disk.
   virtual Status write(const std::string& path, std::span<const std::span<const std::byte>> parts,
                        Access access) = 0;
-  // Replaces `to`, a file, if it is there.
+  // Replaces `to` if it is there: by a file a file, by a folder an empty folder. kExists if `to` is a folder
+  // that is not empty.
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   // When it returns, the names in the folder are on the disk.
   virtual Status sync_folder(const std::string& path) = 0;

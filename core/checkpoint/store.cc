@@ -1,6 +1,7 @@
 #include "core/checkpoint/store.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,7 +13,7 @@ namespace dsgd::checkpoint {
 namespace {
 
 constexpr std::string_view kStep = "step-", kFilePrefix = "shard-", kManifest = "manifest.json";
-constexpr const char* kUnpublished = "manifest.json.new";
+constexpr std::string_view kDraft = ".draft-", kRemoved = ".removed";
 constexpr size_t kStepDigits = 10, kRankDigits = 5;
 
 std::string padded(uint64_t number, size_t digits) {
@@ -42,59 +43,73 @@ std::string Store::path(uint64_t step) const {
   return folder_ + '/' + std::string(kStep) + padded(step, kStepDigits);
 }
 
-Result<std::vector<Store::Entry>> Store::entries() {
+std::string Store::path(const Draft& draft) const {
+  return path(draft.step) + std::string(kDraft) + std::to_string(draft.number);
+}
+
+Result<Store::Contents> Store::contents() {
   auto names = files_.list(folder_);
   if (!names.ok()) return names.status();
-  std::vector<Entry> entries;
+  Contents contents;
   for (const std::string& name : names.value()) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    const std::string_view suffix = std::string_view(name).substr(dot);
     uint64_t step = 0;
-    if (!read_step(name, &step)) continue;
-    Entry entry{step, folder_ + '/' + name, false};
-    const auto inside = files_.list(entry.path);
-    if (!inside.ok()) continue;  // it is a file, or is being removed
-    entry.whole = std::find(inside.value().begin(), inside.value().end(), kManifest) != inside.value().end();
-    entries.push_back(std::move(entry));
+    if (!read_step(name.substr(0, dot), &step)) continue;
+    if (suffix.starts_with(kDraft) || suffix == kRemoved) {
+      contents.leftovers.push_back(folder_ + '/' + name);
+    } else if (suffix.empty()) {
+      auto inside = files_.list(path(step));
+      if (!inside.ok()) continue;  // it is a file, or is being removed
+      if (std::find(inside->begin(), inside->end(), kManifest) != inside->end())
+        contents.steps.push_back(step);
+    }
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
-  return entries;
+  std::sort(contents.steps.begin(), contents.steps.end());
+  return contents;
 }
 
-// The manifest goes first, so that what is left after a crash is no checkpoint.
-Status Store::remove(const Entry& entry) {
-  auto names = files_.list(entry.path);
+// `path`: of a checkpoint or a leftover. The rename ends its life at once, also where several workers remove
+// it or one publishes it. After a crash the next save removes the rest.
+Status Store::remove(const std::string& path) {
+  std::string removed = path;
+  if (!path.ends_with(kRemoved)) {
+    removed += kRemoved;
+    const Status renamed = files_.rename(path, removed);
+    if (renamed.code() == Code::kNotFound) return {};  // another worker has published or removed it
+    if (!renamed.ok()) return renamed;
+  }
+  auto names = files_.list(removed);
+  if (names.status().code() == Code::kNotFound) return {};
   if (!names.ok()) return names.status();
-  std::stable_partition(names->begin(), names->end(), [](const auto& name) { return name == kManifest; });
   bool empty = true;
   for (const std::string& name : names.value()) {
-    const bool own = name == kManifest || name == kUnpublished || name.starts_with(kFilePrefix);
+    const bool own = name == kManifest || name.starts_with(kFilePrefix);
     empty = empty && own;
-    if (!own) continue;
-    if (Status status = files_.remove_file(entry.path + '/' + name); !status.ok()) return status;
-    if (name != kManifest) continue;
-    if (Status status = files_.sync_folder(entry.path); !status.ok()) return status;
+    const Status status = own ? files_.remove_file(removed + '/' + name) : Status();
+    if (!status.ok() && status.code() != Code::kNotFound) return status;
   }
-  return empty ? files_.remove_folder(entry.path) : Status();  // the rest is not dsgd's
+  const Status status = empty ? files_.remove_folder(removed) : Status();  // the rest is not dsgd's
+  return status.code() == Code::kNotFound ? Status() : status;
 }
 
-Status Store::prepare(uint64_t step) {
-  if (Status status = files_.make_folder(folder_); !status.ok()) return status;
-  auto found = entries();
+Status Store::prepare(const Draft& draft) {
+  DSGD_RETURN_IF_ERROR(files_.make_folder(folder_));
+  auto found = contents();
   if (!found.ok()) return found.status();
-  for (const Entry& entry : found.value()) {
-    if (entry.whole && entry.step >= step)
-      return Status(Code::kExists, "'" + folder_ + "' has a checkpoint of step " +
-                                       std::to_string(entry.step) + ", and step " + std::to_string(step) +
-                                       " is not later; load that checkpoint, or use another folder");
-  }
-  for (const Entry& entry : found.value()) {
-    if (entry.whole) continue;
-    if (Status status = remove(entry); !status.ok()) return status;
-  }
-  Status status = files_.make_folder(path(step));
-  return status.ok() ? files_.sync_folder(folder_) : status;
+  if (!found->steps.empty() && found->steps.back() >= draft.step)
+    return Status(Code::kExists, "'" + folder_ + "' has a checkpoint of step " +
+                                     std::to_string(found->steps.back()) + ", and step " +
+                                     std::to_string(draft.step) +
+                                     " is not later; load that checkpoint, or use another folder");
+  // In descending order, an earlier removal of a folder comes before the folder.
+  std::sort(found->leftovers.begin(), found->leftovers.end(), std::greater<>());
+  for (const std::string& leftover : found->leftovers) DSGD_RETURN_IF_ERROR(remove(leftover));
+  DSGD_RETURN_IF_ERROR(files_.make_folder(path(draft)));
+  return files_.sync_folder(folder_);
 }
 
-Result<Manifest::File> Store::write_file(uint64_t step, const std::string& name,
+Result<Manifest::File> Store::write_file(const Draft& draft, const std::string& name,
                                          std::span<const std::span<const std::byte>> parts) {
   Checksum checksum;
   if (!checksum.begin()) return Status(Code::kNoMemory, "no memory for a checksum");
@@ -104,49 +119,42 @@ Result<Manifest::File> Store::write_file(uint64_t step, const std::string& name,
     file.nbytes += part.size();
   }
   file.checksum = checksum.value();
-  const std::string folder = path(step);
+  const std::string folder = path(draft);
   Status status = files_.write(folder + '/' + name, parts, transport::Access::kDefault);
   if (status.ok()) status = files_.sync_folder(folder);
   if (status.code() == Code::kNotFound)
-    return Status(Code::kNotFound,
-                  status.message() + "; the folder must be on a file system that all workers share");
+    return Status(Code::kNotFound, status.message() +
+                                       "; the folder must be on a file system that all workers share, and no "
+                                       "other job may save to it");
   if (!status.ok()) return status;
   return file;
 }
 
-// A worker that was stopped may go on when the job has taken it out and saves the step anew.
-Status Store::check_unchanged(const std::string& folder, const Manifest& manifest) {
-  auto names = files_.list(folder);
-  if (!names.ok()) return names.status();
-  const bool published = std::find(names->begin(), names->end(), kManifest) != names->end();
-  const auto is_as_written = [&](const Manifest::File& file) {
-    auto written = files_.open(folder + '/' + file.name);
-    return written.ok() && written.value()->nbytes() == file.nbytes;
-  };
-  if (!published && std::all_of(manifest.files.begin(), manifest.files.end(), is_as_written)) return {};
-  return Status(Code::kExists,
-                "'" + folder +
-                    "' was changed while this worker saved its checkpoint there; another job, "
-                    "or the job after it has gone on without this worker, saves to the folder");
-}
-
-Status Store::publish(const Manifest& manifest) {
-  const std::string folder = path(manifest.step), text = write_manifest(manifest);
-  DSGD_RETURN_IF_ERROR(check_unchanged(folder, manifest));
+Status Store::publish(const Draft& draft, const Manifest& manifest) {
+  const std::string from = path(draft), to = path(draft.step), text = write_manifest(manifest);
   if (text.size() > kLargestManifest)
     return Status(Code::kLimit, "the manifest has " + std::to_string(text.size()) + " bytes, at most " +
                                     std::to_string(kLargestManifest) + " are possible");
   const std::span<const std::byte> part = bytes_of_text(text);
-  return files_.replace(folder, folder + '/' + kUnpublished, folder + '/' + std::string(kManifest),
-                        {&part, 1});
+  Status status = files_.write(from + '/' + std::string(kManifest), {&part, 1}, transport::Access::kDefault);
+  if (status.ok()) status = files_.sync_folder(from);
+  if (status.ok()) status = files_.rename(from, to);
+  if (status.code() == Code::kNotFound || status.code() == Code::kExists)
+    return Status(Code::kExists, "'" + folder_ +
+                                     "' was changed while this worker saved its checkpoint there (" +
+                                     status.message() +
+                                     "); another job, or the job after it has gone on without this worker, "
+                                     "saves to the folder");
+  return status.ok() ? files_.sync_folder(folder_) : status;
 }
 
 Status Store::retain(uint64_t keep, uint64_t step) {
   if (keep == 0) return {};
-  auto found = entries();
+  auto found = contents();
   if (!found.ok()) return found.status();
-  std::erase_if(found.value(), [&](const Entry& entry) { return !entry.whole || entry.step > step; });
-  for (size_t i = 0; i + keep < found->size(); ++i) DSGD_RETURN_IF_ERROR(remove(found.value()[i]));
+  std::vector<uint64_t>& steps = found->steps;
+  std::erase_if(steps, [step](uint64_t other) { return other > step; });
+  for (size_t i = 0; i + keep < steps.size(); ++i) DSGD_RETURN_IF_ERROR(remove(path(steps[i])));
   return {};
 }
 
@@ -157,24 +165,23 @@ Result<Store::Found> Store::find() {
   if (std::find(names->begin(), names->end(), kManifest) != names->end()) {
     found.path = folder_;
   } else {
-    auto all = entries();
+    auto all = contents();
     if (!all.ok()) return all.status();
-    std::erase_if(all.value(), [](const Entry& entry) { return !entry.whole; });
-    if (all->empty()) return Status(Code::kNotFound, "'" + folder_ + "' has no checkpoint");
-    found.path = all->back().path;
+    if (all->steps.empty()) return Status(Code::kNotFound, "'" + folder_ + "' has no checkpoint");
+    found.path = path(all->steps.back());
   }
-  const std::string path = found.path + '/' + std::string(kManifest);
-  auto file = files_.open(path);
+  const std::string manifest_path = found.path + '/' + std::string(kManifest);
+  auto file = files_.open(manifest_path);
   if (!file.ok()) return file.status();
   const uint64_t nbytes = file.value()->nbytes();
   if (nbytes > kLargestManifest)
-    return Status(Code::kIo, "'" + path + "': the manifest has " + std::to_string(nbytes) +
+    return Status(Code::kIo, "'" + manifest_path + "': the manifest has " + std::to_string(nbytes) +
                                  " bytes, at most " + std::to_string(kLargestManifest) + " are possible");
   std::string text(nbytes, '\0');
   DSGD_RETURN_IF_ERROR(file.value()->read(0, std::as_writable_bytes(std::span(text))));
   auto manifest = read_manifest(text);
   if (!manifest.ok())
-    return Status(manifest.status().code(), "'" + path + "': " + manifest.status().message() +
+    return Status(manifest.status().code(), "'" + manifest_path + "': " + manifest.status().message() +
                                                 "; load an earlier checkpoint by its own path");
   found.manifest = std::move(manifest).value();
   found.checksum = XXH3_64bits(text.data(), text.size());

@@ -34,6 +34,7 @@ struct CheckpointCall {
   std::string header;
   std::shared_ptr<void> data;
   uint64_t nbytes = 0;
+  checkpoint::Draft draft;
   checkpoint::Manifest manifest;  // as the model was then; rank 0 adds the files
   std::vector<SampleLedger> ledgers;
 

@@ -63,6 +63,7 @@ class Checkpoints {
   Status first_error(const Reports& reports, Kind kind, const Check& check) const;
   // Saving (checkpoints_save.cc).
   void start_save(const SharedCall& checkpoint);
+  uint64_t draft_number(const CheckpointCall& checkpoint) const;
   void describe_model(CheckpointCall* checkpoint) const;
   Status enqueue_snapshot(CheckpointCall* checkpoint);
   void prepare_folder(const SharedCall& checkpoint);

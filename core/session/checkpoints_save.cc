@@ -1,7 +1,7 @@
 // Saves checkpoints. All workers copy their parts of the model at the same step. While steps go on, each
 // writes its file; when all have, rank 0 publishes the checkpoint. Three exchanges hold this together:
 //
-//   1  all have copied the same step, and rank 0 has made the folder
+//   1  all have copied the same step, and rank 0 has made the draft's folder
 //   2  all files are on the disk; this also proves that every worker has committed the step
 //   3  rank 0 has published the checkpoint
 //
@@ -14,6 +14,7 @@
 #include "core/checkpoint/tensor_name.h"
 #include "core/session/checkpoints.h"
 #include "core/session/saved_parts.h"
+#include "core/session/signature.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -46,6 +47,7 @@ void Checkpoints::start_save(const SharedCall& checkpoint) {
   if (!state_.torn.ok()) return queue_.end(checkpoint, state_.torn);
   if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   describe_model(checkpoint.get());
+  checkpoint->draft = {state_.next_step, draft_number(*checkpoint)};
   const auto copied = [this, checkpoint](const Status& status) {
     if (!checkpoint->done) return;
     checkpoint->mine.failure = status;
@@ -54,6 +56,14 @@ void Checkpoints::start_save(const SharedCall& checkpoint) {
   };
   if (Status status = enqueue_snapshot(checkpoint.get()); !status.ok()) return copied(status);
   state_.step.when_reached(checkpoint->call->deadline, copied);
+}
+
+// All workers of the view get the same number, and no worker of another view or job.
+uint64_t Checkpoints::draft_number(const CheckpointCall& checkpoint) const {
+  if (!state_.mesh) return static_cast<uint64_t>(state_.loop.now().count());
+  const transport::JoinReply& view = state_.mesh->members().view();
+  return digest_of(view.job_nonce + ' ' + std::to_string(view.view) + ' ' +
+                   std::to_string(checkpoint.call->number));
 }
 
 void Checkpoints::describe_model(CheckpointCall* checkpoint) const {
@@ -160,8 +170,8 @@ void Checkpoints::prepare_folder(const SharedCall& checkpoint) {
   if (state_.rank() != 0 || !checkpoint->mine.failure.ok()) return prepared(checkpoint->mine.failure);
   queue_.on_files(
       checkpoint,
-      [files = queue_.files(), folder = checkpoint->folder, step = checkpoint->mine.step] {
-        return Store(*files, folder).prepare(step);
+      [files = queue_.files(), folder = checkpoint->folder, draft = checkpoint->draft] {
+        return Store(*files, folder).prepare(draft);
       },
       prepared);
 }
@@ -192,12 +202,12 @@ void Checkpoints::write_file(const SharedCall& checkpoint) {
   const auto file = std::make_shared<Manifest::File>();
   queue_.on_files(
       checkpoint,
-      [files = queue_.files(), folder = checkpoint->folder, step = checkpoint->mine.step, file,
+      [files = queue_.files(), folder = checkpoint->folder, draft = checkpoint->draft, file,
        name = checkpoint::file_name(state_.rank(), state_.size()), header = std::move(checkpoint->header),
        data = std::move(checkpoint->data), nbytes = checkpoint->nbytes] {
         const std::span<const std::byte> parts[] = {std::as_bytes(std::span(header)),
                                                     {static_cast<const std::byte*>(data.get()), nbytes}};
-        auto written = Store(*files, folder).write_file(step, name, parts);
+        auto written = Store(*files, folder).write_file(draft, name, parts);
         if (written.ok()) *file = std::move(written).value();
         return written.status();
       },
@@ -231,10 +241,10 @@ void Checkpoints::publish(const SharedCall& checkpoint, const Reports& reports) 
   }
   queue_.on_files(
       checkpoint,
-      [files = queue_.files(), folder = checkpoint->folder, manifest = checkpoint->manifest, retained,
-       keep = state_.options.checkpoint_keep] {
+      [files = queue_.files(), folder = checkpoint->folder, draft = checkpoint->draft,
+       manifest = checkpoint->manifest, retained, keep = state_.options.checkpoint_keep] {
         Store store(*files, folder);
-        Status status = store.publish(manifest);
+        Status status = store.publish(draft, manifest);
         if (status.ok()) *retained = store.retain(keep, manifest.step);
         return status;
       },

@@ -188,7 +188,10 @@ class PosixFiles final : public Files {
   }
 
   Status rename(const std::string& from, const std::string& to) override {
-    return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : file_error("rename", from, errno);
+    if (::rename(from.c_str(), to.c_str()) == 0) return {};
+    if (errno == ENOTEMPTY || errno == EEXIST)
+      return Status(Code::kExists, "cannot rename '" + from + "': '" + to + "' is there");
+    return file_error("rename", from, errno);
   }
 
   Status sync_folder(const std::string& path) override {

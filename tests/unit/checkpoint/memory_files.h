@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,10 @@ class MemoryFiles final : public dsgd::transport::Files {
   int changes() const { return changes_; }
   // The k-th change from 1 on fails. `crash`: so do all later ones, and a write leaves the half of its bytes.
   void fail_at(int change, bool crash) { fail_at_ = change, crash_ = crash; }
+  // Calls `pause` before the k-th change.
+  void before_change(int change, std::function<void()> pause) {
+    pause_at_ = change, pause_ = std::move(pause);
+  }
 
   Status run(std::function<void()> work) override {
     work();
@@ -57,18 +63,40 @@ class MemoryFiles final : public dsgd::transport::Files {
   }
   Status rename(const std::string& from, const std::string& to) override {
     return change([&] {
-      disk_->files[to] = disk_->files.at(from);
-      disk_->files.erase(from);
+      if (disk_->files.count(from)) {
+        disk_->files[to] = disk_->files.at(from);
+        disk_->files.erase(from);
+        return Status();
+      }
+      if (!disk_->folders.count(from)) return Status(Code::kNotFound, "no file '" + from + "'");
+      const auto inside = [this](const std::string& folder) {
+        std::vector<std::string> paths;
+        for (const auto& [path, bytes] : disk_->files)
+          if (path.starts_with(folder + '/')) paths.push_back(path);
+        return paths;
+      };
+      if (!inside(to).empty()) return Status(Code::kExists, "'" + to + "' is there");
+      for (const std::string& path : inside(from)) {
+        disk_->files[to + path.substr(from.size())] = disk_->files.at(path);
+        disk_->files.erase(path);
+      }
+      disk_->folders.erase(from);
+      disk_->folders.insert(to);
+      return Status();
     });
   }
   Status sync_folder(const std::string&) override {
     return change([] {});
   }
   Status remove_file(const std::string& path) override {
-    return change([&] { disk_->files.erase(path); });
+    return change([&] {
+      return disk_->files.erase(path) > 0 ? Status() : Status(Code::kNotFound, "no file '" + path + "'");
+    });
   }
   Status remove_folder(const std::string& path) override {
-    return change([&] { disk_->folders.erase(path); });
+    return change([&] {
+      return disk_->folders.erase(path) > 0 ? Status() : Status(Code::kNotFound, "no folder '" + path + "'");
+    });
   }
   Result<std::vector<std::string>> list(const std::string& folder) override {
     std::lock_guard lock(disk_->mutex);
@@ -119,10 +147,12 @@ class MemoryFiles final : public dsgd::transport::Files {
 
   template <typename Change, typename Half>
   Status change(Change make, Half make_half) {
+    if (changes_ + 1 == pause_at_) std::exchange(pause_, nullptr)();
     std::lock_guard lock(disk_->mutex);
     ++changes_;
     const bool crashed = crash_ && fail_at_ > 0 && changes_ > fail_at_;
     if (changes_ != fail_at_ && !crashed) {
+      if constexpr (std::is_same_v<decltype(make()), Status>) return make();
       make();
       return {};
     }
@@ -137,6 +167,8 @@ class MemoryFiles final : public dsgd::transport::Files {
   const std::shared_ptr<MemoryDisk> disk_;
   int changes_ = 0, fail_at_ = 0;
   bool crash_ = false;
+  int pause_at_ = 0;
+  std::function<void()> pause_;
 };
 
 }  // namespace dsgd_test

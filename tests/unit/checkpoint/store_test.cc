@@ -3,11 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <condition_variable>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "core/checkpoint/checksum.h"
 #include "tests/unit/checkpoint/memory_files.h"
 
 namespace dsgd::checkpoint {
@@ -16,18 +24,19 @@ namespace {
 using dsgd_test::MemoryDisk;
 using dsgd_test::MemoryFiles;
 
-Status save(transport::Files& files, uint64_t step, uint64_t keep = 2) {
+Status save(transport::Files& files, uint64_t step, uint64_t keep = 2, uint64_t number = 1) {
   Store store(files, "dir");
-  if (Status status = store.prepare(step); !status.ok()) return status;
+  const Draft draft{step, number};
+  if (Status status = store.prepare(draft); !status.ok()) return status;
   Manifest manifest;
   manifest.step = step;
   manifest.workers = 1;
-  const std::string content = "bytes of step " + std::to_string(step);
+  const std::string content = "bytes of step " + std::to_string(step) + " in draft " + std::to_string(number);
   const auto part = std::as_bytes(std::span(content));
-  auto file = store.write_file(step, file_name(0, 1), {&part, 1});
+  auto file = store.write_file(draft, file_name(0, 1), {&part, 1});
   if (!file.ok()) return file.status();
   manifest.files = {file.value()};
-  if (Status status = store.publish(manifest); !status.ok()) return status;
+  if (Status status = store.publish(draft, manifest); !status.ok()) return status;
   return store.retain(keep, step);
 }
 
@@ -57,23 +66,95 @@ TEST(Store, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000004", "dir/step-0000000005"}));
 }
 
-// A worker that was stopped before it published goes on when the others have saved the step without it.
-TEST(Store, PublishesNothingWhereTheFilesAreNotThoseThatItSaved) {
-  const auto disk = std::make_shared<MemoryDisk>();
-  MemoryFiles files(disk);
-  Store store(files, "dir");
-  ASSERT_TRUE(save(files, 1).ok());
-  Manifest late = store.find()->manifest;
-  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "the step is saved";
-  late.step = 2;
-  late.files[0].nbytes += 1;
-  ASSERT_TRUE(store.prepare(2).ok());
-  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "there is no file";
-  const std::string other = "of the others";
-  const auto part = std::as_bytes(std::span(other));
-  ASSERT_TRUE(store.write_file(2, late.files[0].name, {&part, 1}).ok());
-  EXPECT_EQ(store.publish(late).code(), Code::kExists) << "the file has another size";
-  EXPECT_EQ(store.find()->manifest.step, 1u);
+// Two saves to one folder. The first is of a worker that is stopped, and goes on when the job has taken it
+// out and saves without it. Each save pauses once, before one of its changes of the disk: the first save runs
+// until its pause, then the second one until its pause, then the rest of the first, then the rest of the
+// second.
+class TwoSaves {
+ public:
+  TwoSaves(const std::shared_ptr<MemoryDisk>& disk, const std::array<int, 2>& pauses)
+      : files_{MemoryFiles(disk), MemoryFiles(disk)} {
+    for (size_t i = 0; i < 2; ++i) {
+      files_[i].before_change(pauses[i], [this, i] {
+        yield(i, false);
+        await(i);
+      });
+    }
+  }
+  std::array<Status, 2> run(const std::array<uint64_t, 2>& steps) {
+    std::array<Status, 2> results;
+    std::array<std::thread, 2> threads;
+    for (size_t i = 0; i < 2; ++i) {
+      threads[i] = std::thread([this, i, &steps, &results] {
+        await(i);
+        results[i] = save(files_[i], steps[i], 1, i + 1);
+        yield(i, true);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return results;
+  }
+
+ private:
+  void await(size_t save) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return turn_ == save || ended_[1 - save]; });
+  }
+  void yield(size_t save, bool ended) {
+    std::lock_guard lock(mutex_);
+    turn_ = 1 - save;
+    ended_[save] = ended;
+    changed_.notify_all();
+  }
+
+  std::array<MemoryFiles, 2> files_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t turn_ = 0;
+  std::array<bool, 2> ended_{};
+};
+
+TEST(Store, TwoSavesThatRunInTurnLeaveAWholeCheckpoint) {
+  int changes = 0;  // of a save
+  std::map<Code, int> seconds;
+  for (const uint64_t step : {3, 4}) {  // of the second save
+    for (int first = 1; first <= std::max(1, changes); ++first) {
+      for (int second = 1; second <= std::max(1, changes); ++second) {
+        SCOPED_TRACE("step " + std::to_string(step) + ", pauses " + std::to_string(first) + " and " +
+                     std::to_string(second));
+        const auto disk = std::make_shared<MemoryDisk>();
+        MemoryFiles files(disk);
+        for (const uint64_t earlier : {1, 2}) ASSERT_TRUE(save(files, earlier, 1).ok());
+        if (changes == 0) {
+          MemoryFiles copy(std::make_shared<MemoryDisk>());
+          for (const uint64_t alone : {1, 2}) ASSERT_TRUE(save(copy, alone, 1).ok());
+          const int before = copy.changes();
+          ASSERT_TRUE(save(copy, 3, 1).ok());
+          changes = copy.changes() - before;
+        }
+        const auto results = TwoSaves(disk, {first, second}).run({3, step});
+        ++seconds[results[1].code()];
+        for (const Status& result : results) {
+          EXPECT_TRUE(result.ok() || result.code() == Code::kExists || result.code() == Code::kNotFound)
+              << result.message();
+        }
+        auto found = Store(files, "dir").find();
+        ASSERT_TRUE(found.ok()) << found.status().message();
+        const uint64_t newest = results[1].ok() ? step : results[0].ok() ? 3 : 2;
+        EXPECT_GE(found->manifest.step, newest);
+        const Manifest::File& file = found->manifest.files[0];
+        const std::string& content = disk->files.at(found->path + '/' + file.name);
+        Checksum checksum;
+        ASSERT_TRUE(checksum.begin());
+        checksum.add(std::as_bytes(std::span(content)));
+        EXPECT_EQ(checksum.value(), file.checksum) << content;
+        ASSERT_TRUE(save(files, 5, 1).ok());
+        EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000005"}));
+      }
+    }
+  }
+  EXPECT_GT(seconds[Code::kOk], 50);
+  EXPECT_GT(seconds[Code::kExists], 5);
 }
 
 TEST(Store, LeavesFilesOfOthersAlone) {
@@ -82,7 +163,7 @@ TEST(Store, LeavesFilesOfOthersAlone) {
   ASSERT_TRUE(save(files, 1, 1).ok());
   disk->files["dir/step-0000000001/notes.txt"] = disk->files["dir/step-x"] = "mine";
   ASSERT_TRUE(save(files, 2, 1).ok());
-  EXPECT_EQ(disk->files.count("dir/step-0000000001/notes.txt"), 1u);
+  EXPECT_EQ(disk->files.count("dir/step-0000000001.removed/notes.txt"), 1u);
   EXPECT_EQ(disk->files.count("dir/step-x"), 1u);
   EXPECT_EQ(checkpoints(*disk).size(), 1u);
 }
@@ -121,7 +202,7 @@ TEST(Store, AFailureAtAnyMomentLeavesAWholeCheckpoint) {
       const uint64_t step = found->manifest.step;
       EXPECT_TRUE(step == 3 || (failed && step == 2)) << step;
       const std::string& content = disk->files.at(found->path + '/' + found->manifest.files[0].name);
-      EXPECT_EQ(content, "bytes of step " + std::to_string(step));
+      EXPECT_EQ(content, "bytes of step " + std::to_string(step) + " in draft 1");
       ASSERT_TRUE(save(after, 4).ok());
       for (const std::string& path : checkpoints(*disk)) EXPECT_GE(path, "dir/step-0000000002");
       for (const std::string& folder : disk->folders)
