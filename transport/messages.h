@@ -107,7 +107,7 @@ struct Enter {  // a learner is ready to take part in the next view
 };
 struct GatheringRequest {};  // of a worker that waits for the job to begin; answered at once
 struct GatheringReply {
-  std::string progress;  // "2 of 4 workers have come: ..."
+  std::string progress;  // "2 of 4 workers have joined: ..."
   int32_t missing = -1;  // rank of the first that has not come; -1: not known
 };
 struct Watch {  // parked by the head until it has news after `sequence`

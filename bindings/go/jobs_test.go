@@ -463,7 +463,7 @@ func TestAContextEndsJoining(t *testing.T) {
 	waiting := make(chan struct{})
 	var once sync.Once
 	config.SetLog(func(r LogRecord) { // the head has taken the worker in
-		if strings.Contains(r.Message, "1 of 2 workers have come") {
+		if strings.Contains(r.Message, "1 of 2 workers have joined") {
 			once.Do(func() { close(waiting) })
 		}
 	})

@@ -16,7 +16,7 @@ import (
 // merely forgotten leaves the job when the garbage collector finds it.
 type Session struct{ core *core }
 
-// Init joins a job: it reaches the head, or becomes it, and waits up to `init_timeout` until all workers have come. A nil
+// Init joins a job: it reaches the head, or becomes it, and waits up to `init_timeout` until all workers have joined. A nil
 // config means environment and defaults.
 func Init(config *Config) (*Session, error) { return InitContext(context.Background(), config) }
 

@@ -97,7 +97,7 @@ int run_head(const Options& options) {
 Command add_head(CLI::App& app) {
   auto options = std::make_shared<Options>();
   app.add_option("--listen", options->listen,
-                 "Address to listen on, host:port; port 0: any (default: DSGD_HEAD)");
+                 "Address to listen on, HOST:PORT or unix:PATH; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers of the job (default: DSGD_NUM_WORKERS, else 1)")
       ->check(whole_number(1, kMostWorkers));

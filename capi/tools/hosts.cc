@@ -49,7 +49,9 @@ std::vector<Host> parse_hosts(const std::string& text) {
 
 std::vector<Host> read_hostfile(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw Failure("--hostfile '" + path + "': " + std::strerror(errno));
+  if (!file)
+    throw Failure("--hostfile: cannot read '" + path + "': " + std::strerror(errno) +
+                  "; give a file with lines HOST or HOST slots=N");
   std::vector<Host> hosts;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {

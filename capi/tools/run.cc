@@ -190,8 +190,8 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (options.restarts > 0 && head_is_elsewhere(options))
     throw UsageError(
         "--restarts",
-        "the head at --head (or DSGD_HEAD) serves one job; leave --restarts out, and start it again "
-        "with the workers");
+        "it needs a head that this `dsgd run` starts; leave out --head and DSGD_HEAD, or leave out "
+        "--restarts and start the head again with the workers");
   const uint32_t all_workers = count_workers(options, local_workers);
   const auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
 
@@ -295,13 +295,14 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "    dsgd run -n 1 -- ./trainer : -n 2 python3 train.py : -n 1 java -jar trainer.jar\n"
       "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_SUPERVISOR, "
       "DSGD_EMBED_HEAD=never and,\n"
-      "if the head is started here and no token is set, a random DSGD_TOKEN. When one fails, the others get "
-      "SIGTERM,\n"
-      "then SIGKILL;\n"
-      "the exit status is that of the worker that failed first (128 + signal if it was killed). If other "
-      "workers report\n"
-      "which worker caused the failure, that worker counts as the first, and has half of --grace to end by "
-      "itself.\nSIGINT and SIGTERM are passed on.\n"
+      "if the head is started here and no token is set, a random DSGD_TOKEN.\n"
+      "When one fails and the job cannot go on without it, the others get SIGTERM, then SIGKILL. The exit "
+      "status is that\n"
+      "of the worker that failed first (128 + signal if it was killed). If other workers report which worker "
+      "caused the\n"
+      "failure, that worker counts as the first, and has half of --grace to end by itself. SIGINT and "
+      "SIGTERM "
+      "are passed on.\n"
       "The workers go on if nobody reads their output any more (`| head -1`): the rest of it is lost.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"
       "    dsgd run -n 2 --head HOST:PORT --num-workers 4 --first-rank 2 -- COMMAND\n"

@@ -35,7 +35,10 @@ Environment job_environment(const RunOptions& options) {
     const size_t equals = text.find('=');
     const std::string name = text.substr(0, equals);
     const char* value = equals == std::string::npos ? std::getenv(name.c_str()) : text.c_str() + equals + 1;
-    if (name.empty() || !value) throw UsageError("--env", "'" + text + "' is not set here; write NAME=VALUE");
+    if (name.empty() || !value)
+      throw UsageError("--env", "the environment variable '" + name +
+                                    "' is not set on this node; set it, or write " +
+                                    (name.empty() ? "NAME" : name) + "=VALUE");
     variables[name] = value;
   }
   return variables;

@@ -54,7 +54,7 @@ std::string head_line(const json& job) {
   const int total = job["num_workers"], least = job["min_workers"], most = job["max_workers"];
   std::string line = "job '" + text_of(job["job"]) + "', head " + text_of(job["head"]) + ": " + state;
   if (state == "gathering") {
-    line += ", " + std::to_string(workers.size()) + " of " + std::to_string(total) + " workers have come";
+    line += ", " + std::to_string(workers.size()) + " of " + std::to_string(total) + " workers have joined";
     std::string missing;
     for (const json& rank : job["missing"]) missing += (missing.empty() ? "" : ", ") + rank.dump();
     if (!missing.empty()) line += "; missing: rank " + missing;
@@ -185,7 +185,8 @@ int run_scale(const ScaleOptions& options) {
 }
 
 void add_head_options(CLI::App& app, HeadOptions* options) {
-  app.add_option("--head", options->head, "Address of the job's head, host:port (default: DSGD_HEAD)");
+  app.add_option("--head", options->head,
+                 "Address of the job's head, HOST:PORT or unix:PATH; several: A,B (default: DSGD_HEAD)");
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--token", options->token,
                  "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");

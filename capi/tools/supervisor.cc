@@ -185,6 +185,8 @@ void Supervisor::start(const Child& child) {
       remedy = program.find('/') == std::string::npos
                    ? "; for the file in this folder write ./ before its name"
                    : "; the interpreter in its first line does not exist";
+    else if (number == ENOENT)
+      remedy = "; check the path, or install the program on this node";
     throw Failure("cannot run '" + program + "': " + std::strerror(number) + remedy);
   }
   running->output = std::make_unique<LineOutput>(output.take_read(), STDOUT_FILENO, child.prefix.value_or(""),

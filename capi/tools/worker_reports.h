@@ -30,7 +30,7 @@ class WorkerReports {
   const std::string& head_error() const { return head_error_; }
   uint32_t joins() const { return joins_; }                  // of the job, at any time
   bool any_waits() const { return !waiting_.empty(); }       // for the job to begin
-  const std::string& progress() const { return progress_; }  // "2 of 4 workers have come: ..."
+  const std::string& progress() const { return progress_; }  // "2 of 4 workers have joined: ..."
 
  private:
   int fd_ = -1;

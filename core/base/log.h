@@ -27,7 +27,7 @@ struct WorkerReport {
   Kind kind;
   int32_t cause = -1;  // of kFailed: the rank that the failure names, -1: none
   // Of kDialing: why the head could not be reached; empty: no attempt has failed yet. Of kWaiting: "2 of 4
-  // workers have come: ...".
+  // workers have joined: ...".
   std::string text = {};
 };
 

@@ -254,7 +254,7 @@ Result<Manifest> read_manifest(std::string_view text) {
   manifest.workers = static_cast<int32_t>(workers);
   for (const auto& shard : manifest.shards)
     if (shard.drawn.size() != workers || shard.runs.size() != workers)
-      return bad_manifest("has a shard without a count for each worker");
+      return bad_manifest("has a data shard without a count for each worker");
   return manifest;
 }
 

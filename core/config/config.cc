@@ -233,7 +233,8 @@ Status Config::check_together() const {
   if (const int64_t most = integer("max_workers"); integer("rank") >= std::max(workers, most))
     return invalid("rank", "key 'rank': " + text("rank") + " is too large, since " +
                                (most > workers ? "max_workers is " + std::to_string(most) : of_workers) +
-                               " and ranks begin at 0; set rank lower or num_workers higher");
+                               " and ranks begin at 0; set rank lower, or " +
+                               (most > workers ? "max_workers" : "num_workers") + " higher");
   if (integer("servers") > workers)
     return invalid("servers",
                    "key 'servers': " + text("servers") + " is too many, since " + of_workers +

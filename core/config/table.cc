@@ -92,7 +92,7 @@ constexpr Rule kRules[] = {
       "never: another process.",
       "DSGD_EMBED_HEAD"},
      Type::kChoice},
-    {{"fingerprint", "string", "", "up to 4095 characters",
+    {{"fingerprint", "string", "", "up to 4095 bytes",
       "Text of the host's choice that must be equal on all workers, such as the versions of its model code "
       "and libraries; starting fails where it differs and shows both.",
       "DSGD_FINGERPRINT"},
@@ -134,7 +134,7 @@ constexpr Rule kRules[] = {
      10 * kMillisecond,
      kHour / 2},
     {{"init_timeout", "duration", "60s", "10ms..24h",
-      "Time that joining a job may take: reaching the head and waiting until all workers have come.",
+      "Time that joining a job may take: reaching the head and waiting until all workers have joined.",
       "DSGD_INIT_TIMEOUT"},
      Type::kDuration,
      10 * kMillisecond,
@@ -145,11 +145,11 @@ constexpr Rule kRules[] = {
       "DSGD_INTERFACE"},
      Type::kText},
     {{"internode", "choice", "rpc", "rpc | nccl",
-      "How gradients of GPUs go from node to node, once NCCL has added up those of a node: through host "
+      "How gradients of GPUs go from node to node, once NCCL has reduced those of a node: through host "
       "memory and dsgd's connections (rpc), or by NCCL too, without checksums; equal on all workers.",
       "DSGD_INTERNODE"},
      Type::kChoice},
-    {{"job", "string", "default", "1 to 255 characters",
+    {{"job", "string", "default", "1 to 255 bytes",
       "Name of the job; a head admits only workers that give the same name.", "DSGD_JOB"},
      Type::kText},
     {{"launcher", "choice", "auto", "auto | none",
@@ -222,7 +222,7 @@ constexpr Rule kRules[] = {
       "DSGD_NONFINITE"},
      Type::kChoice},
     {{"num_workers", "integer", "1", "1..65536",
-      "Number of workers of the job; joining is complete when all have come.", "DSGD_NUM_WORKERS"},
+      "Number of workers of the job; joining is complete when all have joined.", "DSGD_NUM_WORKERS"},
      Type::kInteger,
      1,
      65536},
@@ -232,8 +232,8 @@ constexpr Rule kRules[] = {
       "DSGD_PORTS"},
      Type::kPorts},
     {{"rank", "integer", "-1", "-1..65535",
-      "Rank that this worker asks for, less than num_workers; -1: the head gives the free ranks in the "
-      "order of the worker ids.",
+      "Rank that this worker asks for when the job begins; -1: the head gives the free ranks in the order of "
+      "the worker ids; a worker that joins a running job gets the last rank.",
       "DSGD_RANK"},
      Type::kInteger,
      -1,
@@ -287,8 +287,8 @@ constexpr Rule kRules[] = {
      10 * kMillisecond,
      24 * kHour},
     {{"straggler_timeout", "duration", "0", "0 or 500ms..24h",
-      "Time after which the head takes a worker out of the job if all others wait for it and it waits for "
-      "none, so that the others go on without it; at least `lease`; needs min_workers less than num_workers, "
+      "Time after which the head evicts a worker if all others wait for it and it waits for none, so that "
+      "the others go on without it; at least `lease`; needs min_workers less than num_workers, "
       "max_workers more, or rejoin_timeout, and is equal on the head and all workers; 0: off.",
       "DSGD_STRAGGLER_TIMEOUT"},
      Type::kDuration,
@@ -304,29 +304,30 @@ constexpr Rule kRules[] = {
       "that a failure names; `dsgd run` sets it.",
       "DSGD_SUPERVISOR"},
      Type::kText},
-    {{"tls_ca", "string", "", "up to 4095 characters",
-      "Path of a PEM file with the certificates of the CAs that every certificate of the job must lead to, "
-      "whatever name it is for; set with tls_cert and tls_key, it puts mutual TLS on every connection of the "
+    {{"tls_ca", "string", "", "up to 4095 bytes",
+      "Path of a PEM file with the certificates of the CAs of the job: one of them must have signed each "
+      "certificate of the job, whose name is not checked; set with tls_cert and tls_key, it puts mutual TLS "
+      "on every connection of the "
       "process, except to etcd, which needs etcds:// in head_state; all processes of a job need TLS, or "
       "none.",
       "DSGD_TLS_CA"},
      Type::kText,
      0,
      4095},
-    {{"tls_cert", "string", "", "up to 4095 characters",
+    {{"tls_cert", "string", "", "up to 4095 bytes",
       "Path of a PEM file with the certificate of this process for TLS, followed by intermediate ones, if "
       "any; a file that changes counts for the connections that are made afterwards.",
       "DSGD_TLS_CERT"},
      Type::kText,
      0,
      4095},
-    {{"tls_key", "string", "", "up to 4095 characters",
+    {{"tls_key", "string", "", "up to 4095 bytes",
       "Path of a PEM file with the private key of tls_cert, without a passphrase.", "DSGD_TLS_KEY"},
      Type::kText,
      0,
      4095},
-    {{"token", "string", "", "up to 255 characters",
-      "Random shared secret of the job, which both sides of every connection prove to know and never send; "
+    {{"token", "string", "", "up to 255 bytes",
+      "Random secret of the job; both sides of a connection prove that they know it; it is never sent; "
       "empty: without TLS the head listens on the loopback interface only, and so do workers, unless listen "
       "is set.",
       "DSGD_TOKEN"},
@@ -344,7 +345,7 @@ constexpr Rule kRules[] = {
       "element; NCCL keeps float32; equal on all workers.",
       "DSGD_WIRE"},
      Type::kChoice},
-    {{"worker_id", "string", "", "up to 255 characters",
+    {{"worker_id", "string", "", "up to 255 bytes",
       "Name of this worker, unique in the job, that gives it the same rank in every run; empty: made from "
       "host and process.",
       "DSGD_WORKER_ID"},

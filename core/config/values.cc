@@ -32,7 +32,7 @@ std::string text_fault(const Rule& rule, std::string_view value) {
   if (value.empty() && *rule.key.default_value) return "must not be empty";
   const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
   if (rule.type == Type::kText && value.size() > longest)
-    return "is longer than " + std::to_string(longest) + " characters";
+    return "is longer than " + std::to_string(longest) + " bytes";
   if (const auto at = invalid_utf8(value))
     return "is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8";
   if (has_control_character(value)) return "contains a control character";

@@ -85,21 +85,26 @@ SampleLedgers latest_ledgers(const std::vector<SampleReport>& reports) {
   return latest;
 }
 
-SampleLedgers deal_all(const std::vector<SampleReport>& reports, Completed* completed, const Roster& roster) {
+SampleLedgers deal_all(const std::vector<SampleReport>& reports, const Completed& completed,
+                       const Roster& roster) {
+  const auto used_by = [&](uint64_t worker, const SampleLedger& ledger) {
+    const auto drawn = completed.drawn.find(worker);
+    return drawn_in(drawn == completed.drawn.end() ? DrawnSamples() : drawn->second, ledger);
+  };
   SampleLedgers dealt;
   for (auto& [key, ledger] : latest_ledgers(reports)) {
     std::vector<WorkerShare> shares;
     bool any = false;
     for (size_t rank = 0; rank < reports.size(); ++rank) {
       const uint64_t kept = reports[rank].joined ? 0 : drawn_in(reports[rank].drawn, ledger);
-      const uint64_t used = drawn_in(completed->drawn[roster.workers[rank]], ledger);
-      shares.push_back({roster.workers[rank], completed->by_all ? used : 0, kept, kept != kAll});
+      const uint64_t used = used_by(roster.workers[rank], ledger);
+      shares.push_back({roster.workers[rank], completed.by_all ? used : 0, kept, kept != kAll});
       any = any || kept != kAll;
     }
     for (const SampleLedger::Part& part : ledger.parts) {
       if (names(roster.workers, part.worker)) continue;
-      const uint64_t used = drawn_in(completed->drawn[part.worker], ledger);
-      shares.push_back({part.worker, completed->by_all ? used : 0, used, false});
+      const uint64_t used = used_by(part.worker, ledger);
+      shares.push_back({part.worker, completed.by_all ? used : 0, used, false});
     }
     if (!any) continue;
     SampleLedger next = ledger;
@@ -328,7 +333,7 @@ bool ShardList::deal(const std::vector<SampleReport>& reports, const std::vector
     return false;
   }
   Completed completed = completed_of(reports, steps, roster_->workers);
-  const SampleLedgers dealt = deal_all(reports, &completed, *roster_);
+  const SampleLedgers dealt = deal_all(reports, completed, *roster_);
   made_ = joined_ ? made_by(reports) : made_;
   take_all(dealt, completed.drawn, over);
 

@@ -86,7 +86,7 @@ using SampleLedgers = std::map<std::pair<uint64_t, uint64_t>, SampleLedger>;
 
 class ShardList {
  public:
-  // The shard that other workers have made already, if there is one of this data; else a new one.
+  // Returns the shard that another worker has already made for this data. If there is none, makes a new one.
   std::shared_ptr<SharedShard> add(uint64_t samples, uint64_t seed, bool shuffle);
   // Those that the host has not freed, in the order of creation.
   std::vector<std::shared_ptr<SharedShard>> live() const;
@@ -109,8 +109,7 @@ class ShardList {
   void commit_copied();
   SampleReport report(bool in_step) const;
   // `reports` and the steps that the workers have completed, by rank. Returns false if ledgers were too long
-  // for a report: nothing is dealt.
-  // `over`: the last step has ended an epoch.
+  // for a report: nothing is dealt. `over`: the last step has ended an epoch.
   bool deal(const std::vector<SampleReport>& reports, const std::vector<uint64_t>& steps, bool over);
   void resume();     // ends the wait for a deal
   void end_waits();  // ends the wait, and prevents waits in later views: the session has failed or closes
@@ -142,8 +141,8 @@ class ShardList {
   DrawnSamples drawn_for_step_;
   Drawn committed_;                                      // by the last step that this worker has completed
   std::shared_ptr<const Roster> step_roster_ = roster_;  // of that step
-  std::vector<uint64_t> lost_with_samples_;  // lost workers whose samples a ledger of this view has
-  Drawn copied_;                             // becomes committed_ when a copied step is complete
+  std::vector<uint64_t> lost_with_samples_;              // lost workers that still have a part in a ledger
+  Drawn copied_;                                         // becomes committed_ when a copied step is complete
 };
 
 }  // namespace dsgd

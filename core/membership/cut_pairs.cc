@@ -17,8 +17,9 @@ bool CutPairs::note(int32_t number, int32_t peer_number, const std::string& why,
 }
 
 bool CutPairs::has(int32_t number) const {
-  return std::any_of(pairs_.begin(), pairs_.end(), [number](const auto& pair) {
-    return pair.first.first == number || pair.first.second == number;
+  return std::any_of(pairs_.begin(), pairs_.end(), [this, number](const auto& pair) {
+    const auto [low, high] = pair.first;
+    return (low == number || high == number) && !has_gone(low) && !has_gone(high);
   });
 }
 

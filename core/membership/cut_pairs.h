@@ -20,7 +20,7 @@ class CutPairs {
 
   // Returns whether the pair is the first one.
   bool note(int32_t number, int32_t peer_number, const std::string& why, transport::Time now);
-  bool has(int32_t number) const;  // whether the worker is in a pair
+  bool has(int32_t number) const;  // whether the worker is in a pair of workers that are in the job
 
   struct Verdict {
     bool waits = false;  // a worker of a pair has not renewed its lease yet

@@ -39,9 +39,8 @@ void FailureDetector::begin() {
   running_ = true;
 }
 
-void FailureDetector::take_up(const std::string& address) {
-  address_ = address;
-  unseen_ = true;
+void FailureDetector::take_up() {
+  no_worker_back_ = true;
   begin();
 }
 
@@ -54,12 +53,12 @@ void FailureDetector::hold(size_t worker) { leases_.hold(worker, loop_.now()); }
 
 void FailureDetector::on_renew(size_t worker) {
   patience_end_ = {};
-  unseen_ = false;
+  no_worker_back_ = false;
   leases_.renew(worker, loop_.now());
 }
 
 void FailureDetector::on_back(const WorkerTable::Worker& worker) {
-  unseen_ = false;
+  no_worker_back_ = false;
   if (worker.in_job()) leases_.renew(worker.index(), loop_.now());
 }
 
@@ -95,9 +94,9 @@ void FailureDetector::check_leases() {
   const size_t first = verdict.lost.front();
   const std::string silence =
       "no heartbeat for " + describe_duration(leases_.silence(first, now)) + " (lease)";
-  if (unseen_ || receives_nothing(now)) {
+  if (no_worker_back_ || receives_nothing(now)) {
     if (waits_for_workers(silence)) return schedule_check();
-    if (unseen_)
+    if (no_worker_back_)
       return events_.head_lost(
           head_at_fault(" goes on with the job of an earlier head, but no worker has come back "
                         "within " +
@@ -129,7 +128,7 @@ bool FailureDetector::waits_for_workers(const std::string& silence) {
                   describe_duration(options_.head_timeout) + " (head_timeout)");
   }
   for (const WorkerTable::Worker& w : workers_)
-    if (w.in_job()) leases_.renew(w.index(), now);
+    if (w.in_job()) leases_.extend(w.index(), now);
   return true;
 }
 

@@ -34,8 +34,8 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
 
   // The job begins, with the workers that are in the table.
   void begin();
-  // The job of an earlier head goes on. Each worker has a lease to come back. `address`: of this head.
-  void take_up(const std::string& address);
+  // The job of an earlier head goes on. Each worker has a lease to come back.
+  void take_up();
   // Sets the timer of the next check of the leases. Called after begin() and take_up(), and when a worker has
   // joined the running job.
   void schedule_check();
@@ -50,12 +50,13 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   void on_renew(size_t worker);
   void on_back(const WorkerTable::Worker& worker);  // has a new control connection
   // No worker has come back since this head has taken up the job.
-  bool unseen() const { return unseen_; }
+  bool no_worker_back() const { return no_worker_back_; }
 
   // ---- what workers report
   void on_progress(size_t worker, transport::Progress report);
   void on_cut(const WorkerTable::Worker& worker, int32_t peer_number, const Status& why);
-  bool is_cut(int32_t number) const { return cut_pairs_.has(number); }  // reported, and not decided yet
+  // A worker of the job cannot reach this one, which is in the job, too, and the head has not decided yet.
+  bool is_cut(int32_t number) const { return cut_pairs_.has(number); }
   // The control connection or the last heartbeat connection, named by `which`, has ended with `why`.
   void on_connection_lost(const WorkerTable::Worker& worker, const std::string& which, const Status& why);
   // Returns the cause that the other workers get after `sender` has failed because of `why`. If `why` is the
@@ -94,8 +95,8 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   transport::Time resumed_{};
   // Until then the head waits, though no heartbeat arrives; 0: it does not wait.
   transport::Time patience_end_{};
-  bool unseen_ = false;  // it has taken up a job, and no worker has come back
-  std::string address_;  // at which the head listens
+  bool no_worker_back_ = false;  // it has taken up a job, and no worker has come back
+  std::string address_;          // at which the head listens
 };
 
 }  // namespace dsgd

@@ -103,7 +103,7 @@ bool Gathering::on_close(const ServerChannel& channel) {
   refusals_.note_event("a worker disconnected before the job began",
                        "head: worker " + describe_candidate(gone) +
                            " disconnected before the job began; its place is free again");
-  await_another(gone, "disconnected");
+  await_another("worker " + describe_candidate(gone) + " disconnected before the job began");
   return true;
 }
 
@@ -118,7 +118,7 @@ std::vector<Gathering::Candidate> Gathering::take_by_rank() {
   log_->error("head: " + apart.message());
   rendezvous_.note_refused(apart.message());
   for (Candidate& c : all) c.respond(apart);
-  await_another(all.front().request.member, "disconnected");
+  await_another(apart.message());
   return {};
 }
 
@@ -212,22 +212,22 @@ void Gathering::check_slots() {
                          "head: worker " + describe_candidate(gone) + " has been silent for " + silence +
                              " before the job began; its place is free again");
     channel->close();  // if it goes on, it joins again
-    await_another(gone, "was silent for " + silence);
+    await_another("worker " + describe_candidate(gone) + " was silent for " + silence +
+                  " before the job began");
   }
   const bool waits = std::any_of(slots_.begin(), slots_.end(), [](const auto* channel) { return channel; });
   if (waits) schedule_check();
 }
 
-// `how`: "disconnected" or "was silent for ...".
-void Gathering::await_another(const MemberInfo& gone, const std::string& how) {
+// `why`: the places of workers that had come are free again.
+void Gathering::await_another(const std::string& why) {
   if (options_.init_timeout == transport::Duration{}) return;
   loop_.cancel(gone_timer_);
-  gone_timer_ = loop_.schedule(loop_.now() + options_.init_timeout, [weak = weak_from_this(), gone, how] {
+  gone_timer_ = loop_.schedule(loop_.now() + options_.init_timeout, [weak = weak_from_this(), why] {
     auto self = weak.lock();
     if (!self || self->over_) return;
     self->over_ = true;
-    self->given_up_(Status(Code::kTimeout, "worker " + describe_candidate(gone) + " " + how +
-                                               " before the job began, and no worker has joined for " +
+    self->given_up_(Status(Code::kTimeout, why + "; no worker has joined for " +
                                                describe_duration(self->options_.init_timeout) +
                                                " (init_timeout): " + self->rendezvous_.progress())
                         .with_rank(self->first_missing()));

@@ -1,4 +1,4 @@
-// The head before the job begins: which workers have come, and how long it waits for others.
+// The head before the job begins: which workers have joined, and how long it waits for others.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
                    const transport::Responder& respond);
   // A worker asks how many have come, which renews its lease.
   void on_request(const transport::ServerChannel& channel, const transport::Responder& respond);
-  // Returns false if the connection has no place, and had none when the job was aborted.
+  // Returns whether the connection was that of a waiting worker, or of one that is being told of an abort.
   bool on_close(const transport::ServerChannel& channel);
 
   bool holds(const transport::ServerChannel& channel) const { return rendezvous_.holds(channel); }
@@ -46,7 +46,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   // Returns whether it hosts the head.
   bool abort(const transport::ServerChannel& channel, const Status& why);
   // Workers to which the abort was sent have not disconnected yet.
-  bool tells_of_abort() const { return !aborted_.empty(); }
+  bool abort_is_pending() const { return !aborted_.empty(); }
   // Ends the gathering. Connections that have a place keep it.
   void stop() { over_ = true; }
 
@@ -68,7 +68,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   void free_all_slots();
   void schedule_check();
   void check_slots();
-  void await_another(const transport::MemberInfo& gone, const std::string& how);
+  void await_another(const std::string& why);
 
   transport::Loop& loop_;
   const HeadOptions& options_;

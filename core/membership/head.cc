@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <list>
 #include <numeric>
@@ -117,7 +118,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       if (heartbeat || !known.ok()) return known;
     }
     idle.push_back(&channel);
-    if (idle.size() > options.num_workers + kMostIdle) {
+    const size_t most = std::max<size_t>({options.num_workers, options.max_workers, workers.size()});
+    if (idle.size() > most + kMostIdle) {
       ServerChannel* oldest = idle.front();
       idle.pop_front();
       oldest->close();
@@ -143,6 +145,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       if (worker.control == &channel) {
         worker.control = nullptr;
         news.drop_watch(worker.index());
+        if (std::exchange(worker.returns, false)) {  // it has given up this attempt, and makes another one
+          worker.away = true;
+          return end_if_done();
+        }
         return on_connection_lost(worker, "its connection", why);
       }
       if (worker.heartbeats.erase(&channel) > 0) {
@@ -169,12 +175,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void begin() {
+    const std::vector<ServerChannel*> waiting_channels = gathering->channels();
     std::vector<Rendezvous::Candidate> come = gathering->take_by_rank();
-    if (come.empty()) return;
+    if (come.empty()) {  // refused, since they cannot reach each other
+      std::copy_if(waiting_channels.begin(), waiting_channels.end(), std::back_inserter(idle),
+                   [](const ServerChannel* channel) { return channel != nullptr; });
+      return;
+    }
     std::vector<Responder> waiting;
     for (Rendezvous::Candidate& c : come) {
       Worker& worker = workers.add(std::move(c.request.member), c.request.incarnation);
       worker.control = c.channel;
+      worker.trains = true;
       if (c.request.hosts_head) workers.set_host(worker);
       waiting.push_back(std::move(c.respond));
     }
@@ -183,7 +195,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     phase = Phase::kRunning;
     log->info(workers.size() == 1
                   ? "head: the only worker has come, the job begins"
-                  : "head: all " + std::to_string(workers.size()) + " workers have come, the job begins");
+                  : "head: all " + std::to_string(workers.size()) + " workers have joined, the job begins");
     std::vector<size_t> all(workers.size());
     std::iota(all.begin(), all.end(), 0);
     answer_when_durable(all, [this, waiting = std::move(waiting)](size_t index, const Status& stored) {
@@ -197,7 +209,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_late_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
     if (Status wrong = check_control(channel, "to join"); !wrong.ok()) return respond(std::move(wrong));
     request.member.rank = -1;  // it gets the last one
-    if (Worker* known = workers.by_request(request)) return answer_again(*known, channel, respond);
+    if (Worker* known = workers.by_request(request)) return answer_join(*known, channel, respond);
     Status refused = refusal_at_end(request.member);
     if (refused.ok()) refused = workers.check_join(request.member);
     if (refused.ok()) refused = gathering->check(request);
@@ -206,7 +218,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     learner.learner = true;
     detector->add(learner.index());
     log->info("head: worker " + describe_candidate(learner.info) + " joins the running job");
-    answer_again(learner, channel, respond);
+    answer_join(learner, channel, respond);
     detector->schedule_check();
   }
 
@@ -226,10 +238,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                           "; a new one can begin when its head is gone");
   }
 
-  // Answers the join request of a worker that does not watch for news yet: a learner, or a worker whose
-  // answer was lost with an earlier head.
-  void answer_again(Worker& worker, ServerChannel& channel, const Responder& respond) {
-    come_back(worker, channel);
+  // Answers the join request of a worker of the running job, which does not watch for news yet: a learner, or
+  // a worker whose answer was lost with an earlier head.
+  void answer_join(Worker& worker, ServerChannel& channel, const Responder& respond) {
+    take_control_channel(worker, channel);
     transport::JoinReply reply = join_reply(worker);
     if (worker.learner) {
       news.begin_at_last(worker.index());
@@ -273,7 +285,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (worker->lost) return respond(cause);  // the job is over
     if (worker->away || !worker->control)
       log->info("head: " + describe_member(worker->info) + " has come back");
-    come_back(*worker, channel);
+    take_control_channel(*worker, channel);
+    worker->returns = true;
     respond(transport::Message(transport::Empty{}));
   }
 
@@ -289,9 +302,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   // Makes this the control connection of a worker of the running job, in place of an earlier one.
-  void come_back(Worker& worker, ServerChannel& channel) {
+  void take_control_channel(Worker& worker, ServerChannel& channel) {
     idle.remove(&channel);
-    worker.away = false;
+    worker.away = worker.returns = false;
     news.drop_watch(worker.index());
     if (ServerChannel* const before = std::exchange(worker.control, &channel)) before->close();
     detector->on_back(worker);
@@ -336,6 +349,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known =
         workers.check_sender(worker, worker ? worker->info.number : -1, worker ? worker->joined : 0);
     if (!known.ok()) return respond(known.status());
+    worker->returns = false;
     Status wrong = news.watch(worker->index(), watch.sequence, respond);
     if (!wrong.ok()) return respond(std::move(wrong));
     end_if_done();
@@ -345,6 +359,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known = workers.check_sender(workers.by_control(channel), report.number, report.view);
     if (!known.ok()) return respond(known.status());
     respond(transport::Message(transport::Empty{}));
+    if (report.steps > 0) known.value()->trains = true;
     detector->on_progress(known.value()->index(), std::move(report));
   }
 
@@ -368,12 +383,17 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                  " reports that it cannot reach worker number " +
                                  std::to_string(cut.peer_number)));
     respond(transport::Message(transport::Empty{}));
-    if (phase != Phase::kRunning) return;
+    const Worker& peer = workers[static_cast<size_t>(cut.peer_number)];
+    if (phase != Phase::kRunning || peer.lost) return;  // the reporter will hear of a view without the peer
     // The peer has left, but its last data did not arrive, or a step needs it as an owner. A view without it
     // needs none of that.
-    const Worker& peer = workers[static_cast<size_t>(cut.peer_number)];
-    if (peer.left && !peer.lost && options.views_change())
-      return remove_workers({static_cast<size_t>(cut.peer_number)}, cut.cause);
+    if (peer.left && options.views_change())
+      return remove_workers(
+          {peer.index()},
+          Status(Code::kWorkerLost, describe_member(peer.info) + " has closed its session, and " +
+                                        describe_member(known.value()->info) +
+                                        " waits for its last data: " + cut.cause.message())
+              .with_rank(peer.info.rank, peer.info.host));
     detector->on_cut(*known.value(), cut.peer_number, cut.cause);
   }
 
@@ -414,10 +434,11 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                            : detector->cause_from(worker, leave.cause, ""));
       return acknowledge(respond);
     }
-    worker.left = true;
-    detector->end(worker.index());
     const bool awaited =
         options.views_change() && detector->is_cut(worker.info.number);  // see on_report_cut()
+    worker.left = true;
+    worker.closed = leave.cause.ok();
+    detector->end(worker.index());
     if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
       // Or its departure call is of an earlier view. The workers of the present one may wait for it.
       remove_workers({worker.index()},
@@ -473,6 +494,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       detector->end(index);
     }
     transport::WatchReply change = workers.members_in_view();
+    if (of_view && is_over(change.members)) return end_without_learners(why);
     const bool head_stays = !workers.host() || change.head_rank >= 0;
     const bool too_few =
         change.members.size() < options.min_workers && options.rejoin_timeout == transport::Duration{};
@@ -489,6 +511,31 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     change.news = why;
     enter_view(std::move(change));
+  }
+
+  // The workers that have trained have closed their sessions in good order. `members`, which are left, have
+  // joined meanwhile, and hold no values.
+  bool is_over(const std::vector<MemberInfo>& members) const {
+    return std::any_of(workers.begin(), workers.end(),
+                       [](const Worker& w) { return w.closed && w.trains; }) &&
+           std::none_of(members.begin(), members.end(), [this](const MemberInfo& member) {
+             return workers[static_cast<size_t>(member.number)].trains;
+           });
+  }
+
+  // The members that are left fail with this error, and the job ends well.
+  void end_without_learners(const Status& why) {
+    log->info("head: " + why.message() + "; all workers that have trained have left in good order");
+    phase = Phase::kBroken;
+    detector->stop();
+    transport::WatchReply reply;
+    reply.news = Status(Code::kWorkerLost,
+                        "the other workers have closed their sessions while this one joined; "
+                        "start a new job")
+                     .with_rank(why.rank(), why.host());
+    publish(std::move(reply));
+    end_after_lease();
+    end_if_done();
   }
 
   // Closes the connections of evicted workers. Until then each may ask why it was evicted.
@@ -526,7 +573,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void give_up_waiting(const Status& why) {
     rejoin_timer = 0;
     // Until a worker comes back to this head, head_timeout limits the wait (FailureDetector).
-    if (detector->unseen() && phase == Phase::kRunning && options.rejoin_timeout > transport::Duration{})
+    if (detector->no_worker_back() && phase == Phase::kRunning &&
+        options.rejoin_timeout > transport::Duration{})
       return wait_for_others(why);
     break_job(Status(why.code(), why.message() +
                                      "; fewer than min_workers = " + std::to_string(options.min_workers) +
@@ -586,11 +634,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     job_nonce = record.job_nonce;
     workers.read(record);
     news.read(record);
-    address = record.address;
     cause = news.cause();
     const bool broken = !cause.ok();
     phase = broken ? Phase::kBroken : Phase::kRunning;
-    detector->take_up(address);
+    detector->take_up();
     if (broken) detector->stop();
     log->warning("head: goes on with the job of an earlier head, in view " + std::to_string(workers.view()) +
                  "; each worker has " + describe_duration(options.lease) +
@@ -656,7 +703,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void end_if_done() {
     if (host_leave) {
       const bool wait =
-          gathering->tells_of_abort() || std::any_of(workers.begin(), workers.end(), [&](const Worker& w) {
+          gathering->abort_is_pending() || std::any_of(workers.begin(), workers.end(), [&](const Worker& w) {
             return w.watches(*workers.host()) && !news.has_confirmed_all(w.index());
           });
       if (!wait) {
@@ -667,7 +714,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     }
     if (phase != Phase::kRunning && phase != Phase::kBroken) return;
     const bool all_closed =
-        !gathering->tells_of_abort() &&
+        !gathering->abort_is_pending() &&
         std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.connects(); });
     if (all_closed) return end();
     if (!workers.has_members() && phase == Phase::kRunning && !end_timer_set) {

@@ -13,8 +13,8 @@
 namespace dsgd {
 
 // The job begins when num_workers have joined. A worker that asks for a rank gets it; the others get the free
-// ranks in the order of their worker ids, so that the same ids give the same ranks in every run. Until then a
-// worker loses its place when its connection ends, or when it has sent nothing for a lease.
+// ranks in the order of their worker ids, so that the same ids give the same ranks in every run. Before the
+// job begins, a worker loses its place when its connection ends, or when it has sent nothing for a lease.
 //
 // In the running job a worker is lost if it does not renew its lease, if its heartbeat or control connection
 // ends without Leave, or if it reports a broken session. If min_workers are left, the head answers all Watch
@@ -42,7 +42,7 @@ class Head final : public transport::ServerHandler {
   // `ended` is called once, on the loop, when the job is over: OK when all workers have left in good order,
   // else the cause. By then every worker has disconnected, or had a lease's time for it: the process may end.
   void on_end(std::function<void(const Status&)> ended);
-  // "2 of 4 workers have come: 'w0' (host nodea, pid 17), ..." for time-out messages. Loop only.
+  // "2 of 4 workers have joined: 'w0' (host nodea, pid 17), ...". Loop only.
   std::string progress() const;
   // Takes up the job of an earlier head. Loop only, before the first worker connects.
   void take_up(const transport::HeadRecord& earlier);

@@ -288,8 +288,8 @@ bool Heartbeat::was_stopped() {
 Status Heartbeat::stopped_error() {
   return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
                                        describe_duration(stalled_) + " and has not renewed its lease for " +
-                                       describe_duration(loop().now() - lease_start_) +
-                                       "; the head has declared it lost")
+                                       describe_duration(loop().now() - lease_start_) + "; the head " +
+                                       (events_.head_lost ? "may have" : "has") + " declared it lost")
       .with_rank(options_.own_rank, options_.own_host);
 }
 

@@ -32,18 +32,18 @@ struct HeartbeatEvents {
   // Called at most once, and ends the heartbeat: the head is lost, has refused, or has not answered in time.
   std::function<void(const Status&)> failed;
   // Set both if the head may come back. A head that is lost or does not answer then does not end the
-  // heartbeat, which goes on dialling, also where a process refuses the connection. `head_lost` is called
-  // once until the head has answered again. `head_answered` is called when a connection is answered for the
-  // first time: another head may have answered.
+  // heartbeat, which goes on dialling, also where a process refuses the connection. `head_lost` is called at
+  // most once between two answers of the head. `head_answered` is called when a connection is answered for
+  // the first time: another head may have answered.
   std::function<void(const Status&)> head_lost = nullptr;
   std::function<void()> head_answered = nullptr;
 };
 
 // Sends a renewal every half of `interval`. If the head does not answer one within half of `interval`, the
-// heartbeat opens a new connection every eighth of `interval`, and sends renewals on the newest. Reason:
-// after a cut, TCP may wait as long as the cut lasted before it sends again on an old connection. So a cut
-// shorter than `lease` minus `interval` does not end the job, whenever it begins, if a handshake takes less
-// than 3/8 of `interval`.
+// heartbeat opens a new connection every eighth of `interval` (or lease/80, if that is more; at most 8), and
+// sends renewals on the newest. Reason: after a cut, TCP may wait as long as the cut lasted before it sends
+// again on an old connection. So a cut shorter than `lease` minus `interval` does not end the job, whenever
+// it begins, if a handshake takes less than 3/8 of `interval`.
 //
 // After half a lease without an answer the heartbeat probes the peers, too. If none of them answers either,
 // this worker is cut off.

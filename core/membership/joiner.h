@@ -25,7 +25,7 @@ class Joiner : public Attempts<Joiner> {
   void stop();
   // Ends without a result, and gives up the connection to the head; null: there is none.
   std::shared_ptr<transport::ClientChannel> give_up_channel();
-  // "2 of 4 workers have come: ..."; empty: not known.
+  // "2 of 4 workers have joined: ..."; empty: not known.
   const std::string& progress() const { return progress_; }
 
  private:
@@ -57,7 +57,7 @@ class Joiner : public Attempts<Joiner> {
   std::vector<Status> errors_;  // of the last attempt at each of them
   transport::Duration delay_;   // before the next attempt
   std::shared_ptr<transport::ClientChannel> channel_;
-  std::string progress_;  // "2 of 4 workers have come: ..."; empty: never was in the rendezvous
+  std::string progress_;  // "2 of 4 workers have joined: ..."; empty: never was in the rendezvous
   int32_t missing_ = -1;  // rank of the first that has not come; -1: not known
   std::string reported_;  // text of the last report()
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0, warning_timer_ = 0;

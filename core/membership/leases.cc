@@ -16,15 +16,20 @@ constexpr Duration kShortestLease = std::chrono::milliseconds(4);  // guards aga
 
 Leases::Leases(Duration lease) : lease_(std::max(lease, kShortestLease)) {}
 
-void Leases::begin(size_t workers, Time now) { entries_.assign(workers, Entry{now}); }
+void Leases::begin(size_t workers, Time now) { entries_.assign(workers, Entry{now, now}); }
 
 void Leases::hold(size_t worker, Time now) {
   if (worker >= entries_.size()) entries_.resize(worker + 1, Entry{.held = false});
-  entries_[worker] = Entry{now};
+  entries_[worker] = Entry{now, now};
 }
 
 void Leases::renew(size_t worker, Time now) {
-  entries_[worker].renewed = now;
+  extend(worker, now);
+  entries_[worker].heard = now;
+}
+
+void Leases::extend(size_t worker, Time now) {
+  entries_[worker].begun = now;
   entries_[worker].suspected = false;
 }
 
@@ -37,7 +42,7 @@ Time Leases::next_check(Time now) const {
   Time when = now + lease_ / 4;
   for (const Entry& entry : entries_) {
     if (!entry.held) continue;
-    when = std::min(when, entry.suspected ? now + drain_time(lease_) : std::max(now, entry.renewed + lease_));
+    when = std::min(when, entry.suspected ? now + drain_time(lease_) : std::max(now, entry.begun + lease_));
   }
   return when;
 }
@@ -49,14 +54,14 @@ Leases::Verdict Leases::check(Time now, Time due) {
     Entry& entry = entries_[worker];
     if (!entry.held) continue;
     if (verdict.late) {
-      renew(worker, now);
-    } else if (now >= entry.renewed + lease_) {
+      extend(worker, now);
+    } else if (now >= entry.begun + lease_) {
       if (entry.suspected) verdict.lost.push_back(worker);
       entry.suspected = true;
     }
   }
   std::stable_sort(verdict.lost.begin(), verdict.lost.end(),
-                   [&](size_t a, size_t b) { return entries_[a].renewed < entries_[b].renewed; });
+                   [&](size_t a, size_t b) { return entries_[a].heard < entries_[b].heard; });
   return verdict;
 }
 

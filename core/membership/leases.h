@@ -1,5 +1,6 @@
-// The leases of all workers, as the head counts them: from the receipt of each one's last renewal. Pure data.
-// A worker is known by its number or, while it waits for the job to begin, by its slot in the rendezvous.
+// The leases of all workers, as the head counts them: from the receipt of each one's last renewal, or from
+// the moment when the head has extended them. Pure data. A worker is known by its number or, while it waits
+// for the job to begin, by its slot in the rendezvous.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,12 @@ class Leases {
 
   void begin(size_t workers, transport::Time now);  // the leases of all; earlier ones are forgotten
   void hold(size_t worker, transport::Time now);    // begins the lease of one worker
-  void renew(size_t worker, transport::Time now);
+  void renew(size_t worker, transport::Time now);   // the worker has sent a sign of life
+  void extend(size_t worker, transport::Time now);  // it gets one more lease, without a sign of life
   void end(size_t worker) { entries_[worker].held = false; }  // left or lost: no longer checked
+  // Since the last sign of life, or since its lease has begun.
   transport::Duration silence(size_t worker, transport::Time now) const {
-    return now - entries_[worker].renewed;
+    return now - entries_[worker].heard;
   }
 
   // When to call check: at the next lease's end, and often enough in between to notice that the head itself
@@ -39,7 +42,8 @@ class Leases {
 
  private:
   struct Entry {
-    transport::Time renewed{};
+    transport::Time begun{};  // the lease
+    transport::Time heard{};  // the last sign of life
     bool held = true;
     bool suspected = false;  // was over at the last check
   };

@@ -16,7 +16,8 @@ struct MemberOptions {
   transport::Hello hello;  // job; Member fills in role, rank, view, worker id, version and job nonce
   std::string token;
   transport::JoinRequest join;
-  // Deadline of the join: refused dials are tried again until then (the head may not be up yet).
+  // Deadline of the join. Until then, addresses that cannot be reached are dialled again (the head may not be
+  // up yet).
   transport::Time deadline{};
   // After this time a failed dial ends the join with kUnreachable, so that the worker can try to host the
   // head.
@@ -42,8 +43,9 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  // Loop only. `joined` is called once. A refusal (is_final(), such as kUnauthorized or kExists) ends the
-  // join at once. An unreachable head, or a connection that breaks in the rendezvous, is tried again until
+  // Loop only. `joined` is called once. The head's refusal of the request (is_final(), such as kUnauthorized
+  // or kExists) ends the join at once. A refused connection ends it only if all addresses refuse. An
+  // unreachable head, or a connection that breaks in the rendezvous, is tried again until
   // the deadline (after 10 ms, doubling to 500 ms, with jitter); the error then names the failure of the last
   // attempt.
   void join(std::function<void(Result<transport::JoinReply>)> joined);
@@ -85,7 +87,7 @@ class Member {
   // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other
   // workers. The head's answer is what leave() then waits for.
   void abort_join(const Status& cause);
-  const std::string& join_progress() const;  // "2 of 4 workers have come: ..."; empty: not known
+  const std::string& join_progress() const;  // "2 of 4 workers have joined: ..."; empty: not known
   // The longest time that leave() takes on the worker that hosts the head. Longer than a lease: the head must
   // still notice workers that were lost when its host began to leave. The 100 ms are those of dsgd_close's
   // promise.

@@ -24,9 +24,10 @@ void News::release(uint64_t sequence) {
 
 Status News::watch(size_t worker, uint64_t sequence, const transport::Responder& respond) {
   if (sequence > released_ || sequence < confirmed_) {
-    return Status(Code::kInvalidArgument, describe_member(workers_[worker].info) +
-                                              " watches for news after " + std::to_string(sequence) +
-                                              ", the last is " + std::to_string(released_));
+    return Status(Code::kInvalidArgument, describe_member(workers_[worker].info) + " asks for news after " +
+                                              std::to_string(sequence) + "; this head has the news from " +
+                                              std::to_string(confirmed_) + " to " +
+                                              std::to_string(released_));
   }
   end_watch(worker, Status(Code::kState, "replaced by a later watch of the same worker"));
   Row& row = this->row(worker);

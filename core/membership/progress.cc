@@ -10,7 +10,7 @@ using transport::Progress;
 using transport::Time;
 using Activity = Progress::Activity;
 
-constexpr size_t kRateReports = 8;  // that the step rate is the mean over
+constexpr size_t kRateReports = 8;  // the step rate is the mean over this number of reports
 
 }  // namespace
 

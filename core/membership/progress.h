@@ -38,7 +38,7 @@ class ProgressTable {
     size_t waiter;               // that worker
   };
   // Returns the workers that have kept all others waiting for `timeout` or longer, if at least `least`
-  // workers are left without them; else none. `members`: all workers of the view that are in the job.
+  // workers wait; else none. `members`: all workers of the view that are in the job.
   //
   // A straggler does not wait itself. It computes, or has not reported for a lease. Each other worker waits,
   // so two workers that wait for each other are no stragglers, and neither is one that writes or sends. Where

@@ -169,7 +169,7 @@ std::string Rendezvous::progress() const {
   for (const Candidate& c : candidates_) come.push_back(describe_candidate(c.request.member));
   for (const int32_t rank : missing()) not_come.push_back(std::to_string(rank));
   std::string text = std::to_string(candidates_.size()) + " of " + std::to_string(num_workers_) +
-                     " workers have come" + list(": ", come) + list("; missing: rank ", not_come);
+                     " workers have joined" + list(": ", come) + list("; missing: rank ", not_come);
   if (refused_ > 0) {
     text += "; refused: " + std::to_string(refused_) + " (" + (refused_ > 1 ? "last: " : "") + last_refusal_ +
             ")";

@@ -44,7 +44,7 @@ Status lost_worker(const transport::MemberInfo& member, const std::string& why, 
 
 Status evicted(const transport::MemberInfo& member, const Status& why) {
   return Status(Code::kEvicted, describe_member(member) +
-                                    " was taken out of the job, which goes on without it (" + why.message() +
+                                    " was evicted from the job, which goes on without it (" + why.message() +
                                     "); its values are out of date, and it can only join another job")
       .with_rank(member.rank, member.host);
 }

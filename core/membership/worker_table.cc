@@ -16,7 +16,7 @@ constexpr size_t kLostInRecord = 64;  // of the workers that joined the running 
 
 Status evicted_earlier(size_t number) {
   return Status(Code::kEvicted, "this worker, number " + std::to_string(number) +
-                                    " of the job, was taken out of it before the head was started again; its "
+                                    " of the job, was evicted from it before the head was started again; its "
                                     "values are out of date, and it can only join another job");
 }
 
@@ -220,6 +220,7 @@ void WorkerTable::read(const transport::HeadRecord& record) {
     Worker& w = workers_[static_cast<size_t>(known.info.number)];
     static_cast<transport::HeadRecord::Worker&>(w) = known;
     w.away = true;
+    w.trains = !w.learner;
   }
 }
 

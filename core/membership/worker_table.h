@@ -19,7 +19,10 @@ class WorkerTable {
     transport::ServerChannel* control = nullptr;  // null: closed
     // More than one after a cut or a pause, until the worker closes the others.
     std::set<transport::ServerChannel*> heartbeats;
-    bool away = false;  // an earlier head had it, and it has not come back yet
+    bool away = false;     // it has no control connection, and will dial again
+    bool returns = false;  // `control` came by Return, and it has not asked for news on it yet
+    bool trains = false;   // it has made a step, or began with the job
+    bool closed = false;   // it has left in good order
     size_t index() const { return static_cast<size_t>(info.number); }
     bool in_job() const { return !left && !lost; }
     bool is_forgotten() const { return info.worker_id.empty(); }  // lost, and not in the record
@@ -77,9 +80,9 @@ class WorkerTable {
   // Why this worker cannot join the running job.
   Status check_join(const transport::MemberInfo& late) const;
   // Returns whether no worker may join any more. This is so when the worker that hosts the head has left.
-  // When another worker has left, it is so if views do not change, or if the view with the new worker would
-  // have fewer than min_workers. A job that waits for others (rejoin_timeout) is not ending while its view
-  // has a member.
+  // When another worker has left, it is so if views do not change, if no member is left, or if the view with
+  // the new worker would have fewer than min_workers. A job that waits for others (rejoin_timeout) is not
+  // ending while its view has a member.
   bool is_ending(bool waits) const;
 
   // The view, and the workers that are not forgotten.

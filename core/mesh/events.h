@@ -38,7 +38,7 @@ class SessionEvents {
                               transport::Responder respond) {
     respond(Status(Code::kUnsupported, "this worker gives no state"));
   }
-  virtual void on_newcomer_gone(const std::string& /*worker_id*/) {}  // before it was in a view
+  virtual void on_learner_gone(const std::string& /*worker_id*/) {}  // before it was in a view
   // PutObject, DeleteObject or FetchObject.
   virtual void on_object(transport::Message message, transport::Responder respond) = 0;
   // As transport::ServerHandler::on_bulk and on_bulk_end, for a chunk of an object.

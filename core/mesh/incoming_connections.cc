@@ -75,8 +75,8 @@ int32_t IncomingConnections::rank_of(const transport::Hello& hello) const {
 }
 
 // A worker of a later view, which the head has not told this worker yet; or one that will join in some later
-// view. The Hello of the latter names the highest number, so it would be a newcomer also after its eviction.
-bool IncomingConnections::is_newcomer(const transport::Hello& hello) const {
+// view. The Hello of the latter names the highest number, so it would be a learner also after its eviction.
+bool IncomingConnections::is_learner(const transport::Hello& hello) const {
   return options_.views_change && hello.job_nonce == members_.view().job_nonce &&
          hello.view > members_.view().view && dsgd::rank_of(members_.view().members, hello.worker_id) < 0;
 }
@@ -95,7 +95,7 @@ std::vector<ServerChannel*> IncomingConnections::connections(Chosen chosen) cons
 
 std::vector<ServerChannel*> IncomingConnections::connections_of_strangers() const {
   return connections([this](ServerChannel& channel, const Connection& connection) {
-    return rank_of(channel.hello()) < 0 && (connection.of_member || !is_newcomer(channel.hello()));
+    return rank_of(channel.hello()) < 0 && (connection.of_member || !is_learner(channel.hello()));
   });
 }
 
@@ -119,7 +119,7 @@ Status IncomingConnections::check_early_connection(const ServerChannel& channel)
 // A worker's attempts to connect overlap; the one that it uses is known by its first message.
 Status IncomingConnections::check_connection(const ServerChannel& channel) const {
   const transport::Hello& hello = channel.hello();
-  if (rank_of(hello) < 0 && !is_newcomer(hello)) return not_in_job(channel);
+  if (rank_of(hello) < 0 && !is_learner(hello)) return not_in_job(channel);
   const auto same_id = [&](ServerChannel& other, const Connection&) {
     return other.hello().worker_id == hello.worker_id;
   };

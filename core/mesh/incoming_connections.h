@@ -66,7 +66,7 @@ class IncomingConnections {
  private:
   int32_t rank_of(const transport::Hello& hello) const;  // in the present view; -1: it is no peer's
   void set_rank(const transport::Hello& hello, Connection* connection) const;
-  bool is_newcomer(const transport::Hello& hello) const;
+  bool is_learner(const transport::Hello& hello) const;
   Status check_early_connection(const transport::ServerChannel& channel) const;
   Status check_connection(const transport::ServerChannel& channel) const;
   // `others`: connections that claim to be of the same worker.

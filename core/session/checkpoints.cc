@@ -1,5 +1,7 @@
 #include "core/session/checkpoints.h"
 
+#include <algorithm>
+
 #include "core/base/describe.h"
 #include "core/mesh/channels.h"
 #include "transport/schema/codec.h"
@@ -45,9 +47,26 @@ Status Checkpoints::first_error(const Reports& reports, Kind kind, const Check& 
   return {};
 }
 
+namespace {
+
+bool none_is_found(const std::vector<transport::CheckpointReport>& reports) {
+  return std::all_of(reports.begin(), reports.end(),
+                     [](const auto& one) { return one.failure.code() == Code::kNotFound; });
+}
+
+}  // namespace
+
 void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<void(const Reports&)> then) {
   const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
-    const Status failed = first_error(reports, checkpoint->kind, [](const auto& one) { return one.failure; });
+    const auto failure = [&](const auto& one) {
+      if (checkpoint->kind != Kind::kLoad || one.failure.code() != Code::kNotFound) return one.failure;
+      return none_is_found(reports) ? one.failure
+                                    : Status(Code::kMismatch, one.failure.message() +
+                                                                  "; others find a checkpoint; give all "
+                                                                  "workers one folder on a file system that "
+                                                                  "they share");
+    };
+    const Status failed = first_error(reports, checkpoint->kind, failure);
     failed.ok() ? then(reports) : queue_.end(checkpoint, failed);
   };
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);

@@ -319,11 +319,11 @@ void Checkpoints::apply(const SharedCall& checkpoint) {
   OptimizerState& state = state_.step.optimizer_state().on_host();
   state.resize(state_.model.parameters.size());
   for (size_t p = 0; p < state.size(); ++p) state[p] = checkpoint->states[p];
-  state_.step.optimizer_state().copy(true, deadline,
-                                     [this, checkpoint, deadline, ended](const Status& copied) {
-                                       if (!copied.ok()) return ended(copied);
-                                       state_.step.when_reached(deadline, ended);
-                                     });
+  state_.step.optimizer_state().spread_to_devices(deadline,
+                                                  [this, checkpoint, deadline, ended](const Status& copied) {
+                                                    if (!copied.ok()) return ended(copied);
+                                                    state_.step.when_reached(deadline, ended);
+                                                  });
 }
 
 // Restores each saved shard into the first live one, in the order of creation, that reads the same data.

@@ -37,7 +37,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
   state_.admit_call = [this] { return admit_call(); };
   state_.enter_view = [this] { enter_view(); };
   if (state_.options.views_change)
-    state_.step.on_owner_left([this](const Status& why) { await_verdict(why, why.rank(), why); });
+    state_.step.on_worker_left([this](const Status& why) { await_verdict(why, why.rank(), why); });
 }
 
 Engine::~Engine() = default;
@@ -96,7 +96,8 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
       state_.last_result = result;
       if (state_.shards) state_.shards->commit(state_.step.drawn());
       state_.compared = result.all_done;
-      reported_view_ = static_cast<uint64_t>(result.view);  // of a copied step an earlier one
+      // A copied step was made in an earlier view.
+      reported_view_ = std::max(reported_view_.load(), static_cast<uint64_t>(result.view));
       report_non_finite(result);
       warn_of_departed(last_step_call_);
       // While workers recover from a loss, those that made the step before cannot save it any more.
@@ -211,7 +212,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
   } failing{failing_};
   failing_ = true;
   if (state_.shards) state_.shards->end_waits();
-  if (state_.mesh && tell_peers_ && !enter_) state_.mesh->peers.tell_session_failed(state_.failure);
+  if (state_.mesh && tell_peers_ && !outside_view()) state_.mesh->peers.tell_session_failed(state_.failure);
   if (state_.mesh) state_.mesh->fail(state_.failure);
   state_.step.abort(state_.failure);
   end_waits(state_.failure);
@@ -268,7 +269,8 @@ uint64_t Engine::close(const Status& cause) {
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
-  if (enter_) return;  // a learner outside of any view: a failing peer does not keep it from entering one
+  if (outside_view())
+    return;  // a learner outside of any view: a failing peer does not keep it from entering one
   // A mismatch with a worker that has joined the running job is its own.
   const bool of_one = state_.options.views_change
                           ? !concerns_all_workers(why.code()) ||
@@ -284,7 +286,7 @@ void Engine::on_peer_failure(int32_t rank, const Status& why) {
 
 void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status& network_error,
                                  bool silent) {
-  if (enter_) return;
+  if (outside_view()) return;
   await_verdict(error, rank, network_error, silent);
 }
 

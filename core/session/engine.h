@@ -62,6 +62,7 @@ class Engine final : public SessionEvents {
   void join_later(std::function<transport::JoinReply()> present, std::function<void()> enter) {
     present_view_ = std::move(present), enter_ = std::move(enter);
   }
+  bool outside_view() const { return enter_ != nullptr; }  // it has joined, and is in no view yet
   void fail_start(const Status& why);
   void check_sources();  // `present` has changed: it may lack a worker whose state this one fetches
 
@@ -145,8 +146,8 @@ class Engine final : public SessionEvents {
   uint64_t next_call(uint32_t channel = 0) const { return state_.calls.next(channel); }
   // Returns what the call waits for, with the first missing rank and a parameter.
   WaitReport wait_report(uint64_t call) const { return state_.wait_report(call); }
-  // For the head: the steps made, and the call that has waited longest for other workers, if any
-  // (engine_waiting.cc).
+  // For the head: the steps made, and one open call: the oldest that waits for workers, else the oldest that
+  // is busy, else the oldest (engine_waiting.cc).
   transport::Progress progress() const;
   Status waiting_for_object(const std::string& operation, const std::string& name) const {
     return objects_.waiting(operation, name);
@@ -194,7 +195,7 @@ class Engine final : public SessionEvents {
   void on_completion_asked(uint64_t steps, transport::Responder respond) override;
   void on_state_asked(const std::string& worker_id, const transport::FetchState& question,
                       transport::Responder respond) override;
-  void on_newcomer_gone(const std::string& worker_id) override { state_.giver.forget(worker_id); }
+  void on_learner_gone(const std::string& worker_id) override { state_.giver.forget(worker_id); }
   void on_object(transport::Message message, transport::Responder respond) override;
   std::unique_ptr<transport::BulkSink> on_object_data(uint64_t put, const transport::BulkHeader& header,
                                                       size_t nbytes) override {

@@ -17,9 +17,10 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
     done(status);
   };
   start_.begin(strategy, ended, options);
-  if (enter_) {  // what an earlier dsgd_start has enqueued ends first
-    return state_.step.when_devices_done(waiter_, [this](const Status& ended) {
-      if (state_.failure.ok()) ended.ok() ? learn() : fail_start(ended);
+  if (outside_view()) {  // what an earlier dsgd_start has enqueued ends first
+    return state_.step.when_devices_done(waiter_, [this](const Status& devices_done) {
+      if (!state_.failure.ok()) return;
+      devices_done.ok() ? learn() : fail_start(devices_done);
     });
   }
   if (!state_.recovering) start_.run();
@@ -54,7 +55,7 @@ void Engine::fail_start(const Status& why) {
 }
 
 void Engine::check_sources() {
-  if (enter_ && fetcher_) fetcher_->check_sources(present_view_().members);
+  if (outside_view() && fetcher_) fetcher_->check_sources(present_view_().members);
 }
 
 void Engine::on_state_asked(const std::string& worker_id, const transport::FetchState& question,
@@ -62,17 +63,17 @@ void Engine::on_state_asked(const std::string& worker_id, const transport::Fetch
   constexpr Code kNotNow = StateGiver::kNotNow;
   if (!state_.failure.ok()) return respond(state_.failure);
   const transport::JoinReply& present = state_.mesh->members().view();
-  const bool newcomer = rank_of(present.members, worker_id) < 0;  // which knows an earlier view
-  if (!newcomer && question.view != view())
+  const bool learner = rank_of(present.members, worker_id) < 0;  // which knows an earlier view
+  if (!learner && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
-  const bool awaited = present.paused;  // the others wait for the newcomer, and their loads have not begun
-  if (newcomer && !awaited && (!state_.started || !state_.torn.ok()))
+  const bool awaited = present.paused;  // the others wait for the learner, and their loads have not begun
+  if (learner && !awaited && (!state_.started || !state_.torn.ok()))
     return respond(Status(kNotNow, state_.started ? "it has to load a checkpoint" : "it has not started"));
-  if (newcomer && !awaited && (state_.changes > 0 || state_.applying))
+  if (learner && !awaited && (state_.changes > 0 || state_.applying))
     return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
   if (!state_.started || !state_.torn.ok() || !state_.options.views_change)
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
-  if (newcomer && question.next == 0 &&
+  if (learner && question.next == 0 &&
       question.signature != digest_of(state_.signature(state_.step.strategy().describe(), false)))
     return respond(Status(Code::kMismatch, "this worker has another model or other settings"));
   state_.giver.give(worker_id, question, !state_.step.updates_at_owner(), std::move(respond));

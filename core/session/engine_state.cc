@@ -202,7 +202,7 @@ bool EngineState::has_joined_later(int32_t rank) const {
          members[0].number < options.num_workers;
 }
 
-void EngineState::fail_newcomer(const std::string& difference) {
+void EngineState::fail_learner(const std::string& difference) {
   fail(Status(Code::kMismatch,
               "dsgd_start: this worker cannot join the running job: " + difference +
                   "; register the same parameters in the same order and set the same options as the others, "

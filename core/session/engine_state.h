@@ -113,7 +113,7 @@ struct EngineState {
   // Returns whether this worker of the view has joined after the job began, and rank 0 has not.
   bool has_joined_later(int32_t rank) const;
   // This worker has joined later and its settings differ: it fails, and the others go on without it.
-  void fail_newcomer(const std::string& difference);
+  void fail_learner(const std::string& difference);
   // The error for a message of that rank which this worker cannot read, because of `why`.
   Status other_version(int32_t rank, const Status& why) const;
 

@@ -33,7 +33,7 @@ using transport::ViewReport;
 void Engine::change_view(const JoinReply& view, const Status& why) {
   if (!state_.failure.ok()) return;
   if (!state_.torn.ok()) return fail(why, false);
-  if (enter_) return enter_first_view(view, why);
+  if (outside_view()) return enter_first_view(view, why);
   next_view_ = NextView{view, why, {}};
   enter_view();
 }
@@ -57,7 +57,7 @@ Status Engine::view_changed(const JoinReply& view) const {
 
 Status Engine::admit_call() {
   if (!state_.failure.ok()) return state_.failure;
-  if (enter_) {
+  if (outside_view()) {
     return Status(Code::kState,
                   "this worker has joined a running job, in which it takes part only after dsgd_start; call "
                   "dsgd_start first");
@@ -177,7 +177,7 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   checkpoints_.take_reports(reports.value());
   state_.total_replicas = decision.replicas;
   if (Status dealt = deal_samples(reports.value(), source.outcome.all_done); !dealt.ok())
-    return fail(dealt, true);
+    return fail(dealt, !state_.learner);
   if (state_.started) {
     state_.step.set_replicas(state_.total_replicas);
     auto plan = state_.plan_of(state_.step.strategy());
@@ -254,11 +254,19 @@ Status Engine::deal_samples(const std::vector<ViewReport>& reports, bool over) {
     }
     samples.back() = std::move(theirs).value();
   }
-  if (!state_.shards->deal(samples, steps, over))
-    state_.log->warning(
-        "cannot deal out the samples of lost workers: because of too many workers or data shards, the report "
-        "of a worker is longer than 64 KiB; data shards keep their split, and these samples are skipped in "
-        "this epoch");
+  const bool joins = state_.shards->waits_for_others();
+  if (!state_.shards->deal(samples, steps, over)) {
+    const std::string why =
+        "because of too many workers or data shards, the report of a worker about its samples is longer than "
+        "64 KiB";
+    if (joins)
+      return Status(Code::kLimit,
+                    "dsgd_start: this worker cannot join the running job, since it cannot learn "
+                    "which samples are left: " +
+                        why + "; use fewer data shards");
+    state_.log->warning("cannot deal out the samples of lost workers: " + why +
+                        "; data shards keep their split, and these samples are skipped in this epoch");
+  }
   state_.shards->resume();
   return {};
 }

@@ -116,17 +116,17 @@ void Start::on_differences(const Calls::Parts& differences, const Done& done) {
   const bool all_differ =
       differences.size() > 2 && std::none_of(differences.begin() + 1, differences.end(),
                                              [](const auto& difference) { return difference.empty(); });
-  bool newcomer_differs = false;
+  bool learner_differs = false;
   for (size_t r = 0; r < differences.size(); ++r) {
     if (differences[r].empty()) continue;
     if (!state_.has_joined_later(static_cast<int32_t>(r)))
       return done(signature_mismatch(text_of(differences[r]), all_differ ? 0 : static_cast<int32_t>(r)));
-    newcomer_differs = true;
+    learner_differs = true;
   }
-  if (!newcomer_differs)
+  if (!learner_differs)
     return done(Status(Code::kInternal, "dsgd_start: signatures differ but no line does"));
   const auto& own = differences[static_cast<size_t>(state_.rank())];
-  if (!own.empty()) state_.fail_newcomer(text_of(own));
+  if (!own.empty()) state_.fail_learner(text_of(own));
 }
 
 void Start::give_values(const SharedCall& call, std::shared_ptr<const Plan> plan, Done done) {

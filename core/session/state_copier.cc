@@ -43,7 +43,6 @@ void StateCopier::copy(const std::shared_ptr<Call>& call, const ViewDecision& de
   transfer->learners = decision.learners;
   transfer->group = with_source(decision.copiers);
   transfer->learning = with_source(decision.learners);
-  if (decision.learners.empty()) state_.giver.drop_all(Status(Code::kState, "the state is copied"));
   std::vector<int32_t> whole = decision.copiers;
   std::erase_if(whole, [&](int32_t one) { return reports[static_cast<size_t>(one)].learner; });
   transfer->whole = with_source(std::move(whole));
@@ -83,7 +82,7 @@ void StateCopier::name_difference(const SharedTransfer& transfer, std::shared_pt
       state_.in_view([this, source, theirs](const Status& status) {
         if (!status.ok()) return state_.fail(status, true);
         if (!source)
-          state_.fail_newcomer(first_difference(text_of(*theirs), start_.present_signature(), state_.rank()));
+          state_.fail_learner(first_difference(text_of(*theirs), start_.present_signature(), state_.rank()));
       }),
       std::move(informed));
 }
@@ -107,7 +106,7 @@ void StateCopier::give(const SharedTransfer& transfer) {
                    state_.in_view([this, transfer, copy] { broadcast(transfer, copy, transfer->then); }));
     }));
   });
-  copies_state(*transfer) ? state_.step.optimizer_state().copy(false, deadline, give_all)
+  copies_state(*transfer) ? state_.step.optimizer_state().fetch_to_host(deadline, give_all)
                           : give_all(Status());
 }
 
@@ -239,7 +238,7 @@ void StateCopier::apply(const SharedTransfer& transfer, SharedCopy copy, const V
     enqueued.ok() ? state_.step.when_reached(deadline, applied) : applied(enqueued);
   };
   // The optimizer's state that a learner has fetched is on its devices already.
-  state_.learner ? spread({}) : state_.step.optimizer_state().copy(true, deadline, spread);
+  state_.learner ? spread({}) : state_.step.optimizer_state().spread_to_devices(deadline, spread);
 }
 
 void StateCopier::end_step(const ViewReport& report) {

@@ -121,7 +121,7 @@ void StateFetcher::on_refusal(size_t index, uint64_t asked_in, const Status& why
   source.asked = false;
   if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
   if (!in_view_) {
-    state_.log->debug("takes part before it has fetched all state: " + why.message());
+    if (!entering_) state_.log->debug("takes part before it has fetched all state: " + why.message());
     return enter_now();
   }
   if (!then_) return;
@@ -151,6 +151,9 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
   source.refuses = false;
   ++source.next;
   source.whole = source.whole || answer.whole;
+  if (in_view_) {
+    for (const StateParts::Part& part : answer.parts) fetched_in_view_ += part.data.size();
+  }
   if (!in_view_) {
     ask(index);
     return enter_when_whole();
@@ -177,6 +180,8 @@ void StateFetcher::on_whole(size_t index, bool same) {
   }
   source.done = true;
   if (!std::all_of(sources_.begin(), sources_.end(), [](const Source& one) { return one.done; })) return;
+  state_.log->info("has fetched all state, " + std::to_string(fetched_in_view_) +
+                   " bytes of it while the others waited");
   std::exchange(then_, nullptr)();  // may destroy this
 }
 

@@ -87,6 +87,7 @@ class StateFetcher {
   uint64_t signature_ = 0;
   bool entering_ = false;  // the head was asked for a view
   bool in_view_ = false;
+  uint64_t fetched_in_view_ = 0;  // bytes
   // Of fetch_rest().
   std::vector<int32_t> holders_;  // ranks that have completed all steps
   transport::Time deadline_{};

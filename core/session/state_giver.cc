@@ -18,12 +18,16 @@ Status not_kept() { return Status(Code::kState, "this worker has not kept what i
 
 template <typename Matches>
 void StateGiver::erase(const Status& why, Matches matches) {
+  std::vector<transport::Responder> waiting;
   std::erase_if(given_, [&](const auto& one) {
-    const bool ends = matches(one);
-    if (ends) one.second->ended = why;
-    return ends;
+    Given& given = *one.second;
+    if (!matches(one)) return false;
+    given.ended = why;
+    if (given.waiting) waiting.push_back(std::exchange(given.waiting, {}));
+    return true;
   });
   if (given_.empty()) step_.on_update(nullptr);
+  for (const transport::Responder& respond : waiting) respond(why);
 }
 
 void StateGiver::give(const std::string& worker_id, const FetchState& question, bool with_state,
@@ -130,11 +134,7 @@ void StateGiver::forget(const std::string& worker_id) {
 }
 
 void StateGiver::drop_all(const Status& why) {
-  for (const auto& [key, given] : std::exchange(given_, {})) {
-    given->ended = why;
-    if (given->waiting) given->waiting(why);
-  }
-  step_.on_update(nullptr);
+  erase(why, [](const auto&) { return true; });
 }
 
 }  // namespace dsgd

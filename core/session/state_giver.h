@@ -29,8 +29,8 @@ class StateGiver {
   StateGiver(const Model& model, Step& step, StagedWork& work, std::function<void(const Status&)> fail)
       : model_(model), step_(step), work_(work), fail_(std::move(fail)) {}
   // Answers with the next parts of the stream that begins at the question's first element. The first question
-  // begins the stream. Once the learner knows that it was whole, a question that finds nothing new is
-  // answered after a step, unless it is the last one. `with_state`: as in StateStream.
+  // begins the stream. When the learner has received the whole stream once, a question waits for the next
+  // step if there is nothing new. The last question is answered at once. `with_state`: as in StateStream.
   void give(const std::string& worker_id, const transport::FetchState& question, bool with_state,
             transport::Responder respond);
   // Whether a worker of this view waits for state.

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/text.h"
-#include "core/collectives/range_transfers.h"
 #include "core/session/saved_parts.h"
 
 namespace dsgd {
@@ -43,7 +42,40 @@ void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<
   auto planned = state_.plan_of(state_.step.strategy(), true);
   if (!planned.ok()) return state_.fail(planned.status(), true);
   const auto plan = std::make_shared<const Plan>(std::move(planned).value());
-  const std::vector<const Piece*> ranges = key_ranges(*plan);
+  auto found = transfers_for(*plan, held);
+  if (!found.ok()) return state_.fail(found.status(), true);
+  std::vector<RangeTransfer> transfers = std::move(found).value();
+  if (transfers.empty()) {
+    held_ = held_under(*plan);
+    return then();
+  }
+  // Workers that copied nothing have used fewer numbers of the call, so all go on with the same one.
+  call->next_operation = kOperationsOfACall / 2;
+  size_t nbytes = 0;
+  for (const RangeTransfer& transfer : transfers) {
+    if (transfer.to == state_.rank()) nbytes += transfer.nbytes;
+  }
+  state_.log->info("gets " + std::to_string(nbytes) + " bytes of optimizer state for view " +
+                   std::to_string(state_.view()));
+  state_.calls.schedule(
+      call,
+      [this, transfers = std::move(transfers)](uint64_t operation, const EngineState::Done& ended) {
+        auto shape = shape_of(operation, Kind::kView, DType::kUint8, Algorithm::kDirect, transfers.size());
+        shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
+        auto task = std::make_unique<RangeTransfers>(state_.mesh->operations, shape, transfers, ended);
+        task->rename("the change to view " + std::to_string(state_.view()));
+        return task;
+      },
+      state_.in_view([this, call, plan, then = std::move(then)](const Status& status) {
+        status.ok() ? agree(call, plan, then) : state_.fail(status, true);
+      }));
+}
+
+// The state that must travel, alike on all workers. A range goes from one of its keepers in the new view if
+// one of them has it, else from the lowest rank that has it. Fails if no worker has a range.
+Result<std::vector<RangeTransfer>> StatePlacement::transfers_for(const Plan& plan,
+                                                                 const std::vector<HeldRanges>& held) const {
+  const std::vector<const Piece*> ranges = key_ranges(plan);
   const OptimizerState& state = state_.step.optimizer_state().on_host();
   std::vector<RangeTransfer> transfers;
   size_t lost = 0;
@@ -74,43 +106,20 @@ void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<
       }
     }
   }
-  if (lost > 0) {
-    return state_.fail(
-        Status(Code::kWorkerLost,
-               state_.view_cause.message() + "; no worker that is left has the optimizer's state of " +
-                   counted(lost, "key range") + " of " + std::to_string(ranges.size()) + " (parameter '" +
-                   first_lost->name + "'), since " + state_.step.strategy().describe() +
-                   " outlives the loss of " +
-                   counted(static_cast<size_t>(state_.step.strategy().copies - 1), "worker") +
-                   " at once; start the job again from a checkpoint, with more copies")
-            .with_rank(state_.view_cause.rank(), state_.view_cause.host())
-            .with_parameter(first_lost->name),
-        true);
-  }
-  if (transfers.empty()) {
-    held_ = held_under(*plan);
-    return then();
-  }
-  // Workers that copied nothing have used fewer numbers of the call, so all go on with the same one.
-  call->next_operation = kOperationsOfACall / 2;
-  size_t nbytes = 0;
-  for (const RangeTransfer& transfer : transfers) {
-    if (transfer.to == state_.rank()) nbytes += transfer.nbytes;
-  }
-  state_.log->info("gets " + std::to_string(nbytes) + " bytes of optimizer state for view " +
-                   std::to_string(state_.view()));
-  state_.calls.schedule(
-      call,
-      [this, transfers = std::move(transfers)](uint64_t operation, const EngineState::Done& ended) {
-        auto shape = shape_of(operation, Kind::kView, DType::kUint8, Algorithm::kDirect, transfers.size());
-        shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
-        auto task = std::make_unique<RangeTransfers>(state_.mesh->operations, shape, transfers, ended);
-        task->rename("the change to view " + std::to_string(state_.view()));
-        return task;
-      },
-      state_.in_view([this, call, plan, then = std::move(then)](const Status& status) {
-        status.ok() ? agree(call, plan, then) : state_.fail(status, true);
-      }));
+  if (lost > 0) return lost_ranges(lost, ranges.size(), first_lost->name);
+  return transfers;
+}
+
+// `parameter`: of the first of them.
+Status StatePlacement::lost_ranges(size_t lost, size_t all, const std::string& parameter) const {
+  return Status(Code::kWorkerLost,
+                state_.view_cause.message() + "; no worker that is left has the optimizer's state of " +
+                    counted(lost, "key range") + " of " + std::to_string(all) + " (parameter '" + parameter +
+                    "'), since " + state_.step.strategy().describe() + " outlives the loss of " +
+                    counted(static_cast<size_t>(state_.step.strategy().copies - 1), "worker") +
+                    " at once; start the job again from a checkpoint, with more copies")
+      .with_rank(state_.view_cause.rank(), state_.view_cause.host())
+      .with_parameter(parameter);
 }
 
 void StatePlacement::agree(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan,

@@ -15,8 +15,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "core/collectives/range_transfers.h"
 #include "core/session/engine_state.h"
 
 namespace dsgd {
@@ -35,6 +37,9 @@ class StatePlacement {
 
  private:
   HeldRanges held_under(const Plan& plan) const;
+  Result<std::vector<RangeTransfer>> transfers_for(const Plan& plan,
+                                                   const std::vector<HeldRanges>& held) const;
+  Status lost_ranges(size_t lost, size_t all, const std::string& parameter) const;
   void agree(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, std::function<void()> then);
 
   EngineState& state_;

@@ -82,11 +82,11 @@ void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<cons
     replaced(status);
     state_.enter_view();  // one that has come meanwhile
   };
-  state_.step.optimizer_state().copy(false, deadline, [this, deadline, plan, done](const Status& fetched) {
+  state_.step.optimizer_state().fetch_to_host(deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);
     if (Status applied = state_.apply_plan(*plan); !applied.ok()) return done(applied);
     placement_.note_held();
-    state_.step.optimizer_state().copy(true, deadline, [this, plan, done](const Status& spread) {
+    state_.step.optimizer_state().spread_to_devices(deadline, [this, plan, done](const Status& spread) {
       if (spread.ok())
         state_.log->info("strategy is " + plan->strategy.describe() + " from step " +
                          std::to_string(state_.next_step) + " on");

@@ -46,7 +46,7 @@ Result<ViewDecision> decide(const std::vector<ViewReport>& reports, const Member
         report.steps + 1 >= source->steps && report.strategy_version == source->strategy_version;
     if (!alike && !report.learner) {
       const bool joined = cause.code() == Code::kViewChanged;
-      return lost((joined ? "it joined" : "it was lost") +
+      return lost((joined ? "a worker joined" : "it was lost") +
                   std::string(" while the workers changed the strategy or loaded a checkpoint, and ") +
                   members.name(rank) + " has not ended that");
     }

@@ -15,11 +15,11 @@ namespace dsgd {
 struct ViewDecision {
   int32_t source = 0;              // whose state counts: the lowest rank with most steps, and no learner
   std::vector<int32_t> copiers;    // workers that are a step behind, and learners
-  std::vector<int32_t> learners;   // those of the copiers
+  std::vector<int32_t> learners;   // the learners among `copiers`
   std::vector<int32_t> different;  // learners that cannot take part: their settings differ
   std::vector<uint64_t> calls = std::vector<uint64_t>(kChannels, 1);  // by channel: index of the next one
-  bool all_started = true;                                            // all but the learners
-  uint32_t replicas = 0;                                              // of all workers together
+  bool all_started = true;  // every worker that is no learner has completed dsgd_start
+  uint32_t replicas = 0;    // of all workers together
 };
 
 // Of all workers of the view, by rank.

@@ -22,7 +22,8 @@ struct DeviceContext {
   // the work of `queue`.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
-  std::unique_ptr<device::DeviceEvent> reached;   // in the queue, behind the last update
+  std::unique_ptr<device::DeviceEvent>
+      reached;  // in the queue, behind the last update, after each public function
   std::unique_ptr<device::DeviceEvent> last_use;  // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;
@@ -37,7 +38,7 @@ struct DeviceContext {
   Status read_after_default_stream() { return follow_default_stream(*reader); }
   // Work enqueued in the queue from now on happens after the copies that are enqueued now.
   Status follow_copies();
-  // Work enqueued in any of its queues from now on happens after all that is in them.
+  // Work enqueued in `queue`, `to_host` or `from_host` from now on happens after all that is in these.
   Status align();
 
  private:

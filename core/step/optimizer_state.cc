@@ -98,39 +98,46 @@ Status OptimizerStateStore::keep_only(const std::vector<std::vector<std::pair<ui
   return {};
 }
 
-void OptimizerStateStore::copy(bool to_devices, transport::Time deadline,
-                               std::function<void(const Status&)> done) {
-  const bool only_host = state_.contexts.back().is_host();
-  if (only_host || state_.path.updates_at_owner || (!to_devices && state_.path.host_has_replicas))
-    return done({});
-  if (on_host_.empty()) on_host_.resize(state_.model.parameters.size());
-  // Through memory that devices can copy from and to. on_host_ is this memory until the devices
-  // have the state.
+// Whether devices have all of it.
+bool OptimizerStateStore::is_on_devices() const {
+  return !state_.contexts.back().is_host() && !state_.path.updates_at_owner;
+}
+
+void OptimizerStateStore::fetch_to_host(transport::Time deadline, std::function<void(const Status&)> done) {
+  if (!is_on_devices() || state_.path.host_has_replicas) return done({});
+  DeviceContext& context = state_.contexts.front();
+  on_host_.resize(state_.model.parameters.size());
   for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
-    const Parameter& parameter = *state_.model.parameters[p];
-    const size_t nbytes = parameter.state_nbytes(), tensors = state_.contexts.back().state[p].size();
-    for (size_t s = 0; s < tensors; ++s) {
+    const size_t nbytes = state_.model.parameters[p]->state_nbytes();
+    on_host_[p].resize(context.state[p].size());
+    for (size_t s = 0; s < context.state[p].size(); ++s) {
+      Status status = context.device->allocate_staging(nbytes).into(&on_host_[p][s]);
+      if (status.ok()) status = context.queue->copy(on_host_[p][s].get(), context.state[p][s].get(), nbytes);
+      if (!status.ok()) return done(status);
+    }
+  }
+  devices_.when_reached(deadline, std::move(done));
+}
+
+void OptimizerStateStore::spread_to_devices(transport::Time deadline,
+                                            std::function<void(const Status&)> done) {
+  if (!is_on_devices()) return done({});
+  for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
+    const size_t nbytes = state_.model.parameters[p]->state_nbytes();
+    for (size_t s = 0; s < state_.contexts.back().state[p].size(); ++s) {
       auto staging = state_.contexts.back().device->allocate_staging(nbytes);
       if (!staging.ok()) return done(staging.status());
-      if (to_devices) {
-        if (nbytes > 0) std::memcpy(staging.value().get(), on_host_[p][s].get(), nbytes);
-      } else {
-        on_host_[p].resize(tensors);
-      }
+      if (nbytes > 0) std::memcpy(staging.value().get(), on_host_[p][s].get(), nbytes);
       on_host_[p][s] = std::move(staging).value();
       for (DeviceContext& context : state_.contexts) {
         if (context.is_host()) continue;
-        void* there = context.state[p][s].get();
-        void* here = on_host_[p][s].get();
-        Status status =
-            to_devices ? context.queue->copy(there, here, nbytes) : context.queue->copy(here, there, nbytes);
+        Status status = context.queue->copy(context.state[p][s].get(), on_host_[p][s].get(), nbytes);
         if (!status.ok()) return done(status);
-        if (!to_devices) break;  // all devices have the same
       }
     }
   }
-  devices_.when_reached(deadline, [this, to_devices, done](const Status& status) {
-    if (to_devices && !state_.path.host_has_replicas) on_host_.clear();
+  devices_.when_reached(deadline, [this, done = std::move(done)](const Status& status) {
+    if (!state_.path.host_has_replicas) on_host_.clear();
     done(status);
   });
 }

@@ -34,12 +34,14 @@ class OptimizerStateStore {
   void advance(const std::vector<uint64_t>& updates);
   // Where owners update: releases the state of other ranges than these [begin, end), by parameter.
   Status keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges);
-  // Where all workers make the same updates: copies the state from the first device to on_host() or,
-  // `to_devices`, from there to all devices. Does nothing where only the host has replicas or owners update.
-  // Copies nothing to the host where it has a replica, whose state on_host() is.
-  void copy(bool to_devices, transport::Time deadline, std::function<void(const Status&)> done);
+  // Where all workers make the same updates and devices have replicas; else these do nothing. The first one
+  // copies the state of the first device to on_host(), unless the host has a replica, whose state that is.
+  // The second one copies the state in on_host() to all devices.
+  void fetch_to_host(transport::Time deadline, std::function<void(const Status&)> done);
+  void spread_to_devices(transport::Time deadline, std::function<void(const Status&)> done);
 
  private:
+  bool is_on_devices() const;
   size_t owned_bytes() const;
   size_t replicated_bytes() const;
   Result<Memory> untouched(size_t nbytes) const;

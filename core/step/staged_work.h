@@ -2,8 +2,8 @@
 // contexts' staging memory, so one piece of work runs at a time. Where no device takes part it is done at
 // once.
 //
-// Reads have a queue of their own, since that of the steps waits for what the host computes. Those of state
-// follow the last update of a step (DeviceContext::reached), and the next update follows them
+// Reads use the context's `reader`, since the queue of the steps may be waiting for a result of the host.
+// Those of state follow the last update of a step (DeviceContext::reached), and the next update follows them
 // (DeviceContext::staged). Digests follow the host's default stream.
 #pragma once
 

@@ -44,8 +44,9 @@ class StateStream {
   std::vector<Part> end_answer(const DeviceContext& context);
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
-  bool whole() const { return log_.empty() && next_ == end_; }
-  // The receiver was too slow, or there was no memory for the sums.
+  // Nothing is left to give out, until the next update.
+  bool whole() const { return !overflown_ && log_.empty() && next_ == end_; }
+  // The stream is of no use: the receiver was too slow, or there was no memory for the sums.
   bool overflown() const { return overflown_; }
 
  private:

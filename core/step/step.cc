@@ -18,7 +18,7 @@ Step::Step(transport::Loop& loop, Model& model, StepOptions options,
     : loop_(loop),
       on_device_failure_(std::move(on_device_failure)),
       state_(model, options),
-      step_{[this] { return done_ != nullptr; }, [this](const Status& cause) { fail(cause); },
+      step_{[this] { return done_ != nullptr; }, [this](const Status& cause) { operation_failed(cause); },
             [this](const Status& cause) { device_failed(cause); },
             [this](const Status& cause) { team_failed(cause); }},
       group_(state_),
@@ -142,8 +142,7 @@ void Step::begin_suspended(StepRequest request, Done done) {
   suspended_ = std::move(done);
 }
 
-bool Step::resume(uint64_t call) {
-  if (!suspended_) return false;
+void Step::resume(uint64_t call) {
   StepRequest request = state_.request;
   request.call = call;
   request.deadline = loop_.now() + request.timeout;
@@ -153,7 +152,6 @@ bool Step::resume(uint64_t call) {
   }
   begin(std::move(request), std::exchange(suspended_, nullptr));
   buckets_ready(ready);
-  return true;
 }
 
 void Step::end_suspended(const StepResult& result) {
@@ -180,14 +178,13 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   // step.
   progress_.agreed = status.code() == Code::kMismatch;
   if (!status.ok()) {
-    if (!progress_.agreed && group_.members_have_left()) refuse(status);
-    return fail(status);
+    if (!progress_.agreed && !waits_for_view(status) && group_.members_have_left()) refuse(status);
+    return operation_failed(status);
   }
   const Result<bool> changed = group_.regroup(state_.numbers.header());
   if (!changed.ok()) {  // the same on all workers
-    if (on_owner_left_) return on_owner_left_(changed.status());
-    progress_.agreed = true;
-    return fail(changed.status());
+    progress_.agreed = !waits_for_view(changed.status());
+    return operation_failed(changed.status());
   }
   if (changed.value()) buckets_.begin_second_attempt();
   const HeaderVerdict verdict = read_headers(&state_, group_.workers().get(), headers);
@@ -198,7 +195,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
       return compare_values([this, why = verdict.status] { fail(why); });
     return fail(verdict.status);
   }
-  if (const Status failure = buckets_.failure(); !failure.ok()) return fail(failure);
+  if (const Status failure = buckets_.failure(); !failure.ok()) return operation_failed(failure);
   state_.header_done = true;
   wire_.begin_step();
   buckets_.go_on();

@@ -49,9 +49,9 @@ class Step {
        std::function<void(const Status&)> on_device_failure);
   ~Step();
   void use_mesh(Mesh* mesh) { state_.mesh = mesh; }  // null: one worker
-  // Where the view may change: called when an owner has closed its session, which the step needs. The step
+  // Where the view may change: called when the step needs a worker that has closed its session. The step
   // waits for a view without it.
-  void on_owner_left(std::function<void(const Status&)> then) { on_owner_left_ = std::move(then); }
+  void on_worker_left(std::function<void(const Status&)> then) { on_worker_left_ = std::move(then); }
   std::string name() const { return state_.name(); }  // of the step in flight
   uint64_t call() const { return state_.request.call; }
   // Gradients that the step in flight waits for.
@@ -80,15 +80,15 @@ class Step {
   void set_replicas(uint32_t total) { state_.total_replicas = total; }
 
   void begin(StepRequest request, Done done);
-  bool running() const { return done_ || suspended_; }
+  bool running() const { return done_ || suspended_; }  // a step is in flight; it may be suspended
   // The view changes: drops everything that the step in flight has exchanged. The marks of its gradients
   // stay, and resume() begins it again. Returns false if its commit has begun: it will end, and suspend() can
   // be called then.
   bool suspend(const Status& why);
   // Begins a step in the suspended state: the workers of a new view have not agreed yet on where they stand.
   void begin_suspended(StepRequest request, Done done);
-  // Begins the suspended step again, as call `call`. Returns false if no step is suspended.
-  bool resume(uint64_t call);
+  // Begins the suspended step again, as call `call`. A step is suspended.
+  void resume(uint64_t call);
   // Ends the suspended step with a result that another worker has computed; the values are in the replicas.
   void end_suspended(const StepResult& result);
   // By rank: the samples that the workers had drawn, as of the last step that this worker has taken part in.
@@ -162,11 +162,13 @@ class Step {
   void team_failed(const Status& cause);
   void refuse(const Status& why);
   void fail(const Status& cause, const Status& for_peers);
+  bool waits_for_view(const Status& cause) const;
+  void operation_failed(const Status& cause);
   void cancel_timers();
 
   transport::Loop& loop_;
   const std::function<void(const Status&)> on_device_failure_;
-  std::function<void(const Status&)> on_owner_left_;
+  std::function<void(const Status&)> on_worker_left_;
   StepState state_;
   const StepInFlight step_;
   uint64_t version_ = 0, plan_digest_ = 0;
@@ -191,7 +193,8 @@ class Step {
     bool untrained_exchanged = false;
     bool exchanging = false;  // norms or untrained values; the commit waits for them
     bool committed = false;
-  } progress_;  // reset whole by begin()
+    bool waits = false;  // for a view without a worker that has closed its session
+  } progress_;           // reset whole by begin()
 
   transport::TimerId lost_worker_timer_ = 0;  // of the wait for the name of the lost worker
   transport::TimerId deadline_timer_ = 0;     // of a step that waits for the host's gradients, or for devices

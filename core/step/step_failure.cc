@@ -13,6 +13,17 @@ namespace {
 constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 
+// Whether the step waits for a view without a worker that has closed its session.
+bool Step::waits_for_view(const Status& cause) const {
+  return on_worker_left_ && cause.code() == Code::kWorkerLost && cause.rank() >= 0 &&
+         cause.rank() != state_.rank();
+}
+
+void Step::operation_failed(const Status& cause) {
+  if (!waits_for_view(cause)) return fail(cause);
+  if (!std::exchange(progress_.waits, true)) on_worker_left_(cause);
+}
+
 void Step::cancel_timers() {
   for (transport::TimerId* timer : {&lost_worker_timer_, &deadline_timer_}) {
     if (*timer) loop_.cancel(std::exchange(*timer, 0));

@@ -1,7 +1,8 @@
 // The workers of a step. Workers that have closed their sessions in good order before a step take no part in
 // it. A departed worker names the first call that it does not make, to its peers (Goodbye) and to the head
-// (Leave). A worker that has not received all data of the departed one fails the session. So all workers that
-// complete the exchange of headers know the same group. Nothing changes before the exchange is complete.
+// (Leave). A worker that has not received all data of the departed one fails the session or, where views
+// change, waits for a view without it. So all workers that complete the exchange of headers know the same
+// group. Nothing changes before the exchange is complete.
 #pragma once
 
 #include <cstdint>

@@ -88,7 +88,7 @@ struct DeviceBuffers {          // one bucket on a device that is not the host
 
 struct PieceMean {
   bool present;
-  double weight;  // divisor of the sum: the sum of the weights, times the loss scale
+  double weight;  // divisor of the sum: the sum of the weights, times `sum_scale` and the loss scale
 };
 
 struct BucketBuffers {

@@ -134,7 +134,7 @@ void Cluster::start_head_process(const std::string& host, const Config& config) 
   if (stop_head_) return;  // the test has ended before this event
   processes_.push_back(world.start_process(host));
   world.start_program(processes_.back(), [this, config, process = processes_.back()] {
-    run_head(with_disk(process), config, stop_head_);
+    if (auto ended = run_head(with_disk(process), config, stop_head_)) head_result_ = std::move(ended);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,9 @@ class Cluster {
   const std::vector<std::string>& log(int rank) const { return logs_[static_cast<size_t>(rank)]; }
   const std::vector<NotedWarning>& warnings(int rank) const { return warnings_[static_cast<size_t>(rank)]; }
 
+  // How the job has ended, as a head of its own says; none: it has not.
+  const std::optional<Status>& head_result() const { return head_result_; }
+
   // Worker `rank`'s process; the head's for -1.
   transport::ProcessId process(int rank) const;
   transport::SimWorld world;
@@ -94,6 +98,7 @@ class Cluster {
   std::shared_ptr<dsgd_test::MemoryDisk> disk_;
   std::map<std::string, transport::ProcessId> locks_;  // of files, and who has them
   bool stop_head_ = false;
+  std::optional<Status> head_result_;
   int heads_ = 0;  // that were started
 };
 

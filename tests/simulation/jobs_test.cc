@@ -206,7 +206,7 @@ std::string refusal(const std::string& head, const std::string& token) {
 TEST(Simulation, AWorkerBecomesTheHeadOnlyWhereItIsAndWithAToken) {
   EXPECT_NE(refusal("node0:7700", "").find("`token` is not set"), std::string::npos)
       << refusal("node0:7700", "");
-  EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have come"), std::string::npos)
+  EXPECT_NE(refusal("node0:7700", "secret").find("1 of 2 workers have joined"), std::string::npos)
       << refusal("node0:7700", "secret");
   EXPECT_NE(refusal("node1:7700", "").find("not on 10.0.0.1; set `token`"), std::string::npos)
       << refusal("node1:7700", "");

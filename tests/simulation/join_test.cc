@@ -77,6 +77,15 @@ class JoinedJob {
     return std::any_of(cluster.log(worker).begin(), cluster.log(worker).end(),
                        [&](const std::string& line) { return line.find(text) != line.npos; });
   }
+  // Bytes of state that a worker has fetched while the others waited; 0: it has not told.
+  double fetched_in_view(int worker) const {
+    const std::string before = "has fetched all state, ";
+    for (const std::string& line : cluster.log(worker)) {
+      if (const size_t at = line.find(before); at != line.npos)
+        return std::stod(line.substr(at + before.size()));
+    }
+    return 0;
+  }
   void expect_equal(std::initializer_list<int> workers) const {
     for (int worker : workers) {
       const auto& model = models[static_cast<size_t>(worker)];
@@ -328,6 +337,22 @@ TEST(Joining, OutlivesALossAtAnyMoment) {
   EXPECT_GT(joined, 30 / stride);
 }
 
+// Worker 2 is lost before any of its part has come.
+TEST(Joining, ALossCostsItOnlyThePartOfThatWorker) {
+  JoinedJob job({.workers = 3, .steps = 100, .elements = 600'000});
+  job.cluster.world.block(job.cluster.process(2), job.cluster.process(3));
+  job.cluster.start_worker(3);
+  job.cluster.world.run_for(250ms);
+  EXPECT_FALSE(job.cluster.call(3, "start"));
+  job.cluster.world.kill(job.cluster.process(2), Death::kReset);
+  job.run();
+  job.expect_equal({0, 1, 3});
+  constexpr double kState = 600'000 * sizeof(float) * 4;  // the values, and three tensors of adam
+  const double fetched = job.fetched_in_view(3) / kState;
+  EXPECT_GT(fetched, 0.32);
+  EXPECT_LT(fetched, 0.6) << "the rest had come before; sums of a few steps follow";
+}
+
 void add_parameter(Session& session, Replica* replica, const std::string& name) {
   const int64_t count = 4000;
   (void)session.alloc(replica, session.add_parameter(name, DType::kFloat32, {&count, 1}, true).value());
@@ -410,7 +435,7 @@ TEST(JoiningBeforeTheStart, AWorkerWithOtherSettingsFailsAlone) {
   }
 }
 
-// The others may have begun a step of the view that the newcomer is in when it fails.
+// The others may have begun a step of the view that the learner is in when it fails.
 TEST(Joining, AWorkerWithOtherSettingsFailsAloneWhileTheOthersTrain) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

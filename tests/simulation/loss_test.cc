@@ -73,6 +73,7 @@ struct Job {
   uint64_t seed = 1;
   std::vector<Loss> losses = {};
   std::map<int, int> leaves = {};  // steps after which these workers close their sessions
+  bool leaves_in_step = false;     // when they have begun the next step, and have marked no gradient
   std::optional<PairCut> pair_cut = {};
   std::optional<Split> split = {};
   std::vector<HeadLoss> head_losses = {};  // one after the other
@@ -94,12 +95,12 @@ struct Job {
   int all() const { return workers + static_cast<int>(joins.size()); }
 
   std::string describe() const {
-    std::string text = std::to_string(workers) + " workers, at least " + std::to_string(min_workers) + ", " +
-                       std::to_string(elements) + " elements, seed " + std::to_string(seed) +
-                       (overlapped ? ", overlapped" : "") + (gpus ? ", on GPUs" : "") +
-                       (metrics ? ", with metrics" : "") + (closes_at_once ? ", closing at once" : "") +
-                       (samples > 0 ? ", " + std::to_string(samples) + " samples" : "") +
-                       (ahead ? " drawn ahead" : "");
+    std::string text =
+        std::to_string(workers) + " workers, at least " + std::to_string(min_workers) + ", " +
+        std::to_string(elements) + " elements, seed " + std::to_string(seed) +
+        (overlapped ? ", overlapped" : "") + (gpus ? ", on GPUs" : "") + (metrics ? ", with metrics" : "") +
+        (leaves_in_step ? ", leaving in a step" : "") + (closes_at_once ? ", closing at once" : "") +
+        (samples > 0 ? ", " + std::to_string(samples) + " samples" : "") + (ahead ? " drawn ahead" : "");
     for (const auto& [key, value] : settings) text += ", " + key + "=" + value;
     for (Duration join : joins) text += "; one joins after " + std::to_string(join.count() / 1000) + " us";
     for (const HeadLoss& loss : head_losses)
@@ -220,8 +221,13 @@ void train(const Job& job, Cluster& cluster, Session& session, int worker, Worke
   };
   int k = seen->first;
   for (; k < job.steps; ++k) {
-    if (const auto leaves = job.leaves.find(worker); leaves != job.leaves.end() && k >= leaves->second)
+    if (const auto leaves = job.leaves.find(worker); leaves != job.leaves.end() && k >= leaves->second) {
+      if (!job.leaves_in_step) return;
+      auto operation = session.step_begin(1);
+      cluster.pass_time(worker, 1ms);
+      cluster.note(worker, "close in a step", [&] { return session.close(0ms); });
       return;
+    }
     if (job.changes && (k == 5 || k == 10)) {
       const bool to_ps = (k == 5) == (job.settings.at("strategy") == "allreduce");
       if (!cluster.note(worker, "strategy", [&] {
@@ -341,8 +347,9 @@ class Outcome {
         if (cut.back) cluster.world.block(other, one);
       });
     }
-    ended = cluster.run_until_ended(300s);  // slow networks need more than a minute
-    std::vector<int> cut_off;               // some of these
+    ended = cluster.run_until_ended(300s);                           // slow networks need more than a minute
+    if (job.head_losses.empty()) cluster.world.run_for(2 * kLease);  // the head hears of the last ones
+    std::vector<int> cut_off;                                        // some of these
     if (job.pair_cut) cut_off = {job.pair_cut->one, job.pair_cut->other};
     for (int w = 0; w < job.workers && job.split; ++w) cut_off.push_back(w);
     for (int worker : cut_off) {
@@ -426,6 +433,11 @@ class Outcome {
           problem(w, "step " + std::to_string(k) + " has used other workers here than elsewhere");
       }
     }
+    // All workers that have trained have closed their sessions well.
+    const bool loses = !lost_.empty() || !job_.losses.empty() || !job_.head_losses.empty();
+    if (!loses && reference && !(cluster_->head_result() && cluster_->head_result()->ok()))
+      found.push_back("the head says that the job has failed: " +
+                      (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended"));
     if (reference) check_momenta(*reference, &found);
     if (reference && reference->first == 0 && job_.samples > 0) check_samples(*reference, &found);
     return found;
@@ -722,6 +734,48 @@ TEST(Loss, OfAnOwnerThatClosesLeavesTheOthersToGoOnWithoutIt) {
       }
     }
   }
+}
+
+// They close at the same time as the others, which may report them before or after.
+TEST(Loss, OfAnOwnerThatClosesDoesNotFailAJobThatEndsThen) {
+  for (const char* strategy : {"simple", "ps"}) {
+    for (int leaver = 0; leaver < 4; ++leaver) {
+      for (int steps = 6; steps < 30; steps += kStride) {
+        Job job{.workers = 4, .steps = steps, .leaves = {{leaver, 5}}, .closes_at_once = true};
+        job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "2" : "1"}};
+        expect_right(job);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Loss, OfAWorkerThatClosesInAStepLeavesTheOthersToMakeIt) {
+  for (const char* strategy : {"allreduce", "simple", "ps"}) {
+    for (int leaver = 0; leaver < 3; ++leaver) {
+      for (uint64_t seed = 1; seed <= 24; seed += static_cast<uint64_t>(kStride)) {
+        Job job{.seed = seed, .leaves = {{leaver, 5}}, .leaves_in_step = true};
+        job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "2" : "1"}};
+        job.delay = {0ms, 3ms};
+        expect_right(job);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// The head has published a view with it when they leave in the view before, or while it enters that view.
+TEST(Join, WhileTheOthersEndTheJobDoesNotFailIt) {
+  int joined = 0;
+  for (const int steps : {3, 6}) {
+    for (Duration after = 1ms; after < 11ms; after += kStride * 50us) {
+      Job job{.workers = 2, .steps = steps, .joins = {after}, .closes_at_once = true};
+      job.delay = {0ms, 1ms};
+      joined += expect_right(job).joined;
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(joined, 0);
 }
 
 TEST(Loss, OfAnyWorkerLeavesEverySampleToBeUsedOnce) {

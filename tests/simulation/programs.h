@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,13 +35,16 @@ inline bool note_call(transport::SimWorld& world, std::vector<NotedCall>& calls,
 }
 
 // The program of a head's process. It returns when the head has ended, or when `stop` is set.
-inline void run_head(std::unique_ptr<transport::Environment> environment, const Config& config,
-                     const bool& stop) {
+// Returns how the job has ended; none: the head was stopped before.
+inline std::optional<Status> run_head(std::unique_ptr<transport::Environment> environment,
+                                      const Config& config, const bool& stop) {
   auto head = HeadProcess::start(config, std::move(environment), std::make_shared<Log>());
   if (!head.ok()) std::fprintf(stderr, "the head cannot start: %s\n", head.status().message().c_str());
-  while (head.ok() && !stop &&
-         head.value()->wait(std::chrono::milliseconds(20)).code() == Code::kWaitTimeout) {
+  while (head.ok() && !stop) {
+    Status ended = head.value()->wait(std::chrono::milliseconds(20));
+    if (ended.code() != Code::kWaitTimeout) return ended;
   }
+  return std::nullopt;
 }
 
 // Ends a test: kills all processes and lets their programs return. `job` is for the message if one does not.

@@ -29,15 +29,16 @@ namespace {
 constexpr int kMostLinks = 40;  // that are followed, as by Linux
 
 Status file_error(const std::string& what, const std::string& path, int error) {
-  const bool missing = error == ENOENT || error == ENOTDIR;
+  const bool missing = error == ENOENT;
   const bool full = error == ENOSPC || error == EDQUOT;
   return Status(error == ENOMEM ? Code::kNoMemory
                 : missing       ? Code::kNotFound
                                 : Code::kIo,
                 "cannot " + what + " '" + path + "': " + errno_text(error) +
-                    (full      ? "; free some space"
-                     : missing ? ""
-                               : "; check its permissions and its disk"));
+                    (full               ? "; free some space"
+                     : error == ENOTDIR ? "; give the path of a folder"
+                     : missing          ? ""
+                                        : "; check its permissions and its disk"));
 }
 
 Fd open_file(const std::string& path, int flags, mode_t mode = 0) {

@@ -90,8 +90,9 @@ Status bind_once(const SocketAddress& address, const std::string& text, BoundSoc
       return Status(Code::kUnreachable, "cannot listen on " + text +
                                             ": this machine does not have that address; use one of its own");
     }
-    const char* remedy =
-        errno == EACCES ? "; choose a port above 1023, or a directory that you may write to" : "";
+    const char* remedy = errno == EACCES   ? "; choose a port above 1023, or a folder that you may write to"
+                         : errno == ENOENT ? "; make the folder first"
+                                           : "";
     return Status(Code::kIo, "cannot listen on " + text + ": " + errno_text(errno) + remedy);
   }
   bound->fd = std::move(fd).value();

@@ -65,7 +65,7 @@ def test_while_joining_is_told_to_the_other_worker_and_the_head(head):
     process = program(JOINING, head.address)
     assert process.stdout.readline() == "ready\n"
     for line in process.stderr:  # the log says when the head has taken the worker in
-        if "1 of 2 workers have come" in line:
+        if "1 of 2 workers have joined" in line:
             break
     process.send_signal(signal.SIGINT)
     with pytest.raises(dsgd.Error) as told:

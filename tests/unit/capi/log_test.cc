@@ -369,7 +369,7 @@ TEST(LogHook, of_a_head_gets_what_the_head_says_until_it_is_freed) {
     dsgd_finalize(other.get());
     EXPECT_EQ(dsgd_head_wait(head.head, -1, nullptr), DSGD_OK);
   }
-  EXPECT_EQ(of_head.with("head: all 2 workers have come, the job begins"), 1u);
+  EXPECT_EQ(of_head.with("head: all 2 workers have joined, the job begins"), 1u);
   EXPECT_EQ(of_head.with("left in good order"), 2u);
   EXPECT_EQ(of_head.now().back().message, "head: all workers have left, the job is over");
   EXPECT_EQ(of_head.levels(), std::set<int32_t>{DSGD_LOG_INFO});

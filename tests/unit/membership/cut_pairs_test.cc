@@ -35,6 +35,22 @@ TEST_F(CutPairsTest, WaitsUntilBothWorkersHaveRenewedTheirLeases) {
   EXPECT_FALSE(pairs_.decide(3s).waits);
 }
 
+// A head that was stopped gives each worker one more lease.
+TEST_F(CutPairsTest, ALeaseThatTheHeadExtendsIsNoSignOfLife) {
+  note({{1, 2}});
+  leases_.renew(1, 2s);
+  leases_.extend(2, 2s);
+  EXPECT_TRUE(pairs_.decide(3s).waits);
+}
+
+TEST_F(CutPairsTest, AWorkerIsCutOnlyFromWorkersThatAreInTheJob) {
+  note({{0, 1}, {2, 3}});
+  EXPECT_TRUE(pairs_.has(0));
+  job_.lose(1);
+  EXPECT_FALSE(pairs_.has(0));
+  EXPECT_TRUE(pairs_.has(2));
+}
+
 TEST_F(CutPairsTest, TheWorkerInMostPairsIsNamedThenNotTheHostThenTheHighestNumber) {
   struct Case {
     const char* name;

@@ -385,7 +385,7 @@ TEST_F(DurableHeadTest, TheRecordForgetsAllButTheNewestWorkersThatWereLost) {
   for (int i : {3, 102}) {
     const Answer back = come_back(i, "late" + std::to_string(i));
     EXPECT_EQ(back.status().code(), Code::kEvicted);
-    EXPECT_THAT(back.status().message(), HasSubstr("was taken out of"));
+    EXPECT_THAT(back.status().message(), HasSubstr("was evicted from"));
     EXPECT_EQ(renew(i).status().code(), Code::kEvicted);
     const uint64_t joined = at(i).reply().view;
     const Status cut(Code::kUnreachable, "no answer");
@@ -430,6 +430,22 @@ TEST_F(DurableHeadTest, OnlyAWorkerOfTheJobComesBack) {
   EXPECT_EQ(call(again, transport::Return{1, 1, 99}).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(call(again, transport::Return{1, 2, incarnation(1)}).status().code(), Code::kState);
   EXPECT_TRUE(call(again, transport::Return{1, 1, incarnation(1)}).ok());
+}
+
+// A head that was stopped reads a Return, and then the end of its connection: the worker did not get the
+// answer in time, and dials again.
+TEST_F(DurableHeadTest, AWorkerThatGivesUpAReturnMakesAnotherOneAndIsNotLost) {
+  begin();
+  EXPECT_TRUE(come_back(1).ok());
+  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
+  store_->finish_all();
+  EXPECT_FALSE(at(0).watch.given()) << news(0).news.message();
+  EXPECT_TRUE(renew(1).ok());
+  EXPECT_TRUE(come_back(1).ok());
+  watch(1, 0);
+  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));  // from now on it is a loss
+  store_->finish_all();
+  EXPECT_EQ(news(0).members.size(), 2u);
 }
 
 TEST_F(DurableHeadTest, AWorkerThatLostTheReplyToItsJoinAsksAgain) {

@@ -190,7 +190,7 @@ TEST_F(HeadTest, AWorkerThatVanishesBeforeTheJobBeginsIsNoLoss) {
   come("w0");
   come("w1");
   head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
-  EXPECT_EQ(head_->progress(), "1 of 3 workers have come: 'w0' (host nodew0, pid 148)");
+  EXPECT_EQ(head_->progress(), "1 of 3 workers have joined: 'w0' (host nodew0, pid 148)");
   come("w1");
   come("w2");
   EXPECT_TRUE(at(0).join.ok());
@@ -204,7 +204,7 @@ TEST_F(HeadTest, AWorkerThatIsSilentForALeaseLosesItsPlace) {
   wait_in_rendezvous(kLease - 1ms, 1);
   EXPECT_THAT(head_->progress(), HasSubstr("2 of 3 workers"));
   loop_.advance(50ms);
-  EXPECT_EQ(head_->progress(), "1 of 3 workers have come: 'w1' (host nodew1, pid 149)");
+  EXPECT_EQ(head_->progress(), "1 of 3 workers have joined: 'w1' (host nodew1, pid 149)");
   EXPECT_TRUE(at(0).control.closed) << "so that it joins again if it goes on";
   head_->on_close(at(0).control, {});
   EXPECT_FALSE(at(1).control.closed);
@@ -274,10 +274,10 @@ TEST_F(HeadTest, WorkersThatComeAndGoDoNotFillTheLog) {
     come("w1");
   }
   ASSERT_EQ(logged.size(), 4u);
-  EXPECT_THAT(logged[0], HasSubstr("1 of 3 workers have come"));
-  EXPECT_THAT(logged[1], HasSubstr("2 of 3 workers have come"));
+  EXPECT_THAT(logged[0], HasSubstr("1 of 3 workers have joined"));
+  EXPECT_THAT(logged[1], HasSubstr("2 of 3 workers have joined"));
   EXPECT_THAT(logged[2], HasSubstr("worker 'w1' (host nodew1, pid 149) disconnected"));
-  EXPECT_THAT(logged[3], HasSubstr("2 of 3 workers have come"));
+  EXPECT_THAT(logged[3], HasSubstr("2 of 3 workers have joined"));
   logged.clear();
   loop_.advance(10s);
   EXPECT_THAT(logged, testing::IsSupersetOf(
@@ -286,7 +286,7 @@ TEST_F(HeadTest, WorkersThatComeAndGoDoNotFillTheLog) {
   logged.clear();
   come("w2");
   ASSERT_EQ(logged.size(), 2u) << "the first time that three are there";
-  EXPECT_THAT(logged[0], HasSubstr("3 of 3 workers have come"));
+  EXPECT_THAT(logged[0], HasSubstr("3 of 3 workers have joined"));
 }
 
 TEST_F(HeadTest, AWorkerThatOthersCannotReachEndsTheRendezvousForAll) {
@@ -337,7 +337,7 @@ TEST_F(HeadTest, AWorkerThatWaitsAsksHowManyHaveCome) {
   come("w0");
   const Answer answer = call(at(0).control, transport::GatheringRequest{});
   ASSERT_TRUE(answer.ok());
-  EXPECT_THAT(answer.message<transport::GatheringReply>().progress, HasSubstr("1 of 3 workers have come"));
+  EXPECT_THAT(answer.message<transport::GatheringReply>().progress, HasSubstr("1 of 3 workers have joined"));
   EXPECT_EQ(answer.message<transport::GatheringReply>().missing, -1) << "no worker has asked for a rank";
   come("w1");
   come("w2");

@@ -66,6 +66,7 @@ TEST(Leases, ALateHeadGivesEverybodyOneMoreLease) {
     const Leases::Verdict verdict = leases.check(now, 1010ms);
     EXPECT_EQ(verdict.late, c.expected);
     EXPECT_EQ(verdict.lost.empty(), c.expected);
+    EXPECT_EQ(leases.silence(0, now), now) << "one more lease is no sign of life";
     if (!c.expected) continue;
     EXPECT_TRUE(leases.check(now + 999ms, now + 999ms).lost.empty());
     EXPECT_TRUE(leases.check(now + 1s, now + 1s).lost.empty());

@@ -132,9 +132,9 @@ TEST_F(MemberTest, AWorkerThatWaitsForTheJobSaysSoAtDoublingIntervals) {
   ASSERT_EQ(w.warnings.size(), 3u);
   EXPECT_THAT(w.warnings[0],
               AllOf(HasSubstr("waiting for the head at node0:7700 (3.0 s): "), HasSubstr("node0")));
-  EXPECT_THAT(
-      w.warnings[1],
-      AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have come"), HasSubstr("'w1'")));
+  EXPECT_THAT(w.warnings[1],
+              AllOf(HasSubstr("waiting for the other workers (6.0 s): 1 of 2 workers have joined"),
+                    HasSubstr("'w1'")));
   EXPECT_THAT(w.warnings[2], HasSubstr("(12.0 s)"));
 }
 
@@ -152,7 +152,7 @@ TEST_F(MemberTest, ASupervisedWorkerReportsInsteadThatItDialsTheHeadAndThenThatI
   world_.run_for(14s);
   ASSERT_EQ(w.reports.size(), 3u);
   EXPECT_EQ(w.reports[2].kind, WorkerReport::Kind::kWaiting);
-  EXPECT_THAT(w.reports[2].text, HasSubstr("1 of 2 workers have come"));
+  EXPECT_THAT(w.reports[2].text, HasSubstr("1 of 2 workers have joined"));
   EXPECT_TRUE(w.warnings.empty());
 }
 
@@ -196,7 +196,7 @@ TEST_F(MemberTest, AnIncompleteJobIsAnErrorThatSaysWhoHasCome) {
   run_until([&] { return first.joined.has_value(); }, 3s + kSlack);
   EXPECT_EQ(first.joined->status().code(), Code::kTimeout);
   EXPECT_THAT(first.joined->status().message(),
-              AllOf(HasSubstr("2 of 3 workers have come"), HasSubstr("'w0'"), HasSubstr("'w1'"),
+              AllOf(HasSubstr("2 of 3 workers have joined"), HasSubstr("'w0'"), HasSubstr("'w1'"),
                     HasSubstr("within init_timeout:"), HasSubstr("raise `init_timeout`")));
   // Its place is free again, and the others can still come.
   start_worker(0);
@@ -314,7 +314,7 @@ TEST_F(MemberTest, AHeadThatIsGoneAtTheDeadlineIsUnreachableAndItsLastWordIsTold
   run_until([&] { return w.joined.has_value(); }, 2s + kSlack);
   EXPECT_EQ(w.joined->status().code(), Code::kUnreachable) << w.joined->status().message();
   EXPECT_THAT(w.joined->status().message(),
-              AllOf(HasSubstr("the head at node0:7700 has gone"), HasSubstr("1 of 2 workers have come")));
+              AllOf(HasSubstr("the head at node0:7700 has gone"), HasSubstr("1 of 2 workers have joined")));
   world_.finish_killed(head_->process);
 }
 

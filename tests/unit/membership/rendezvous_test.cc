@@ -134,22 +134,22 @@ TEST_F(RendezvousTest, AWorkerThatVanishesFreesItsPlaceItsIdAndItsRank) {
 
 TEST_F(RendezvousTest, ProgressSaysWhoHasComeAndWhichRanksAreMissing) {
   Rendezvous rendezvous(4);
-  EXPECT_EQ(rendezvous.progress(), "0 of 4 workers have come");
+  EXPECT_EQ(rendezvous.progress(), "0 of 4 workers have joined");
   ASSERT_TRUE(admit(rendezvous, request_of("a", 2, 4, 42)).ok());
   EXPECT_EQ(rendezvous.progress(),
-            "1 of 4 workers have come: 'a' (host nodea, pid 42); missing: rank 0, 1, 3");
+            "1 of 4 workers have joined: 'a' (host nodea, pid 42); missing: rank 0, 1, 3");
   ASSERT_TRUE(admit(rendezvous, request_of("b", -1, 4, 43)).ok());
   EXPECT_EQ(rendezvous.progress(),
-            "2 of 4 workers have come: 'a' (host nodea, pid 42), 'b' (host nodeb, pid 43)");
+            "2 of 4 workers have joined: 'a' (host nodea, pid 42), 'b' (host nodeb, pid 43)");
 }
 
 TEST_F(RendezvousTest, ProgressSaysWhoWasTurnedAway) {
   Rendezvous rendezvous(2);
   rendezvous.note_refused("worker 'x' has a wrong token");
-  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have come; refused: 1 (worker 'x' has a wrong token)");
+  EXPECT_EQ(rendezvous.progress(), "0 of 2 workers have joined; refused: 1 (worker 'x' has a wrong token)");
   rendezvous.note_refused(std::string(398, 'a') + "\u00e4\u00e4");
   EXPECT_EQ(rendezvous.progress(),
-            "0 of 2 workers have come; refused: 2 (last: " + std::string(398, 'a') + "\u00e4)");
+            "0 of 2 workers have joined; refused: 2 (last: " + std::string(398, 'a') + "\u00e4)");
 }
 
 TEST_F(RendezvousTest, ProgressOfALargeJobStaysReadable) {

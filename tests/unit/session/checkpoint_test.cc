@@ -419,6 +419,28 @@ TEST(Checkpoint, FromAFolderWithoutOneIsNotFound) {
   expect_load_fails({1}, folder.path(), DSGD_ERR_NOT_FOUND, {"has no checkpoint"});
 }
 
+// The host goes on without a checkpoint after DSGD_ERR_NOT_FOUND, so this must be another error.
+TEST(Checkpoint, InAFolderThatSomeWorkersDoNotSeeIsAMismatch) {
+  const Folder folder;
+  train({2}, [&](Trainer& trainer, int) { save(trainer, folder.path()); });
+  for (int blind : {0, 1}) {
+    train({2}, [&](Trainer& trainer, int rank) {
+      Error error;
+      const std::string path = rank == blind ? folder.path("nothing") : folder.path();
+      EXPECT_EQ(dsgd_checkpoint_load(trainer.session, path.c_str(), nullptr, nullptr, error),
+                DSGD_ERR_MISMATCH);
+      EXPECT_EQ(error.rank(), blind);
+      EXPECT_NE(error.message().find("others find a checkpoint"), std::string::npos) << error.message();
+    });
+  }
+}
+
+TEST(Checkpoint, FromAFileIsAnError) {
+  const Folder folder;
+  write_file(folder.path("file"), "");
+  expect_load_fails({1}, folder.path("file"), DSGD_ERR_IO, {"give the path of a folder"});
+}
+
 TEST(Checkpoint, ThatIsDamagedIsRefusedAndTheFileNamed) {
   const Folder folder;
   train({2}, [&](Trainer& trainer, int) {

@@ -109,7 +109,7 @@ TEST(Join, EndsInTheQueueWithItsUserData) {
 TEST(Join, AWaitThatRunsOutTellsHowManyHaveCome) {
   const Head head(2);
   Joining first(head.settings(2));
-  first.await_rendezvous("1 of 2 workers have come");
+  first.await_rendezvous("1 of 2 workers have joined");
 }
 
 TEST(Join, ASessionThatIsJoiningRefusesOtherCalls) {
