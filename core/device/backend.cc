@@ -344,7 +344,7 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
   const std::string name = std::string(backend.name) + ':' + std::to_string(index);
   if (index < 0 || index >= count) {
     return Status(Code::kInvalidArgument,
-                  "there is no device '" + name + "': this machine has " +
+                  "there is no device '" + name + "': this process can use " +
                       (count == 0 ? "none"
                                   : std::string(backend.name) + ":0" +
                                         (count > 1 ? " to " + std::string(backend.name) + ':' +

@@ -77,11 +77,11 @@ TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
         Case{1, cudaSuccess, 12010, 0, Code::kUnsupported, kTooOld},  // as the runtime of CUDA 12 has it
         Case{0, cudaErrorIllegalAddress, 13000, 0, Code::kUnsupported, "cudaErrorIllegalAddress"},
         Case{0, cudaErrorNoDevice, 13000, 0, Code::kInvalidArgument,
-             "there is no device 'cuda:0': this machine has none"},
-        Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this machine has none"},
+             "there is no device 'cuda:0': this process can use none"},
+        Case{0, cudaSuccess, 13000, 0, Code::kInvalidArgument, "this process can use none"},
         Case{1, cudaSuccess, 13000, 1, Code::kInvalidArgument,
-             "there is no device 'cuda:1': this machine has cuda:0"},
-        Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this machine has cuda:0 to cuda:1"},
+             "there is no device 'cuda:1': this process can use cuda:0"},
+        Case{2, cudaSuccess, 13000, 2, Code::kInvalidArgument, "this process can use cuda:0 to cuda:1"},
         Case{2, cudaSuccess, 13000, -1, Code::kInvalidArgument, "there is no device 'cuda:-1'"}}) {
     SCOPED_TRACE(c.says);
     fake_cuda::set_devices(c.count, c.error, c.driver);

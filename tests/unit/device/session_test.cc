@@ -426,17 +426,9 @@ TEST_F(GpuSession, AWorkerThatJoinsHoldsTheBitsOfTheOthers) {
   for (const Case& c : std::vector<Case>{
            {{{"strategy", "allreduce"}}, {{"cuda:0"}, {"cuda:0"}, {second()}}},
            {{{"strategy", "ps"}, {"copies", "2"}}, {{"cuda:0", "cuda:0"}, {"cuda:0"}, {second(), "cpu"}}}}) {
-    Settings settings = {
-        {"num_workers", "2"}, {"min_workers", "1"}, {"max_workers", "3"}, {"bucket_size", "64K"}};
-    Settings of_head = settings;
-    of_head["head"] = "127.0.0.1:0";
-    of_head.erase("bucket_size");
-    const auto head =
-        HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
-    ASSERT_TRUE(head.ok()) << head.status().message();
-    settings["head"] = head.value()->address();
-    settings["embed_head"] = "never";
+    Settings settings = {{"min_workers", "1"}, {"max_workers", "3"}, {"bucket_size", "64K"}};
     settings.insert(c.settings.begin(), c.settings.end());
+    const auto head = start_head(2, &settings);
     std::atomic<int> made{0}, last{INT_MAX}, early{0}, streams{0};
     std::vector<std::vector<float>> values(3);
     const auto work = [&](size_t w) {
@@ -531,7 +523,9 @@ class HostOwnedBuffers {
     ok(trainer.session->bind(trainer.replicas[0], parameter_, value_.get(), nbytes, gradient_.get(), nbytes,
                              [released = released_] { released->set_value(); }));
   }
-  bool released(std::chrono::seconds within = 0s) {
+  void* value() const { return value_.get(); }
+  void* gradient() const { return gradient_.get(); }
+  bool released(std::chrono::seconds within = 0s) const {
     return future_.wait_for(within) == std::future_status::ready;
   }
 
@@ -665,7 +659,7 @@ TEST_F(GpuSession, DevicesThatAreNotThereAreRefused) {
         Case{"cuda", Code::kInvalidArgument, "device 'cuda' has no valid index; write cuda:0"},
         Case{"cuda:x", Code::kInvalidArgument, "has no valid index"},
         Case{"cuda:0x", Code::kInvalidArgument, "has no valid index"},
-        Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this machine has cuda:0"},
+        Case{"cuda:99", Code::kInvalidArgument, "there is no device 'cuda:99': this process can use cuda:0"},
         Case{"cuda:-0", Code::kInvalidArgument, "has no valid index"},
         Case{"cuda:-1", Code::kInvalidArgument, "has no valid index"},
         Case{"cuda:99999999999", Code::kInvalidArgument,
@@ -1293,54 +1287,180 @@ TEST_F(GpuSession, ACallThatFailsOnTheDeviceEndsTheStepAndSaysWhich) {
   }
 }
 
-// Its copies for a worker that joins are under way. The head counts it as one that has left in good order:
-// after a loss, fewer than min_workers would be left.
-TEST_F(GpuSession, AWorkerMayCloseWhileItGivesItsState) {
-  Settings settings = {{"num_workers", "2"}, {"min_workers", "2"}, {"max_workers", "3"}, {"lease", "1s"}};
-  Settings of_head = settings;
-  of_head["head"] = "127.0.0.1:0";
-  const auto head =
-      HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
-  ASSERT_TRUE(head.ok()) << head.status().message();
-  settings["head"] = head.value()->address();
-  settings["embed_head"] = "never";
-  std::atomic<int> ready{0}, last{INT_MAX};
-  std::promise<void> closing, closed, freed;
-  const std::shared_future<void> copied = freed.get_future().share();
-  const auto work = [&](size_t w) {
-    Trainer trainer(open(settings), {"cuda:0"});
+// Two workers, whose devices are given, train. Before step 3 a third worker joins, and their copies for it
+// are held.
+class GivingJob {
+ public:
+  GivingJob(Settings settings, std::vector<std::string> devices)
+      : settings_(std::move(settings)), devices_(std::move(devices)), head_(start_head(2, &settings_)) {}
+
+  // Worker 1 does this while the copies are held. Returns whether it goes on.
+  std::function<bool(Trainer&)> meanwhile;
+  // Worker 1 does these before its start, and before the copies are held: allocations wait for held copies.
+  std::function<void(Trainer&)> before_start = [](Trainer&) {}, before_copies = [](Trainer&) {};
+  bool worker_1_fails = false;  // in a step after that
+
+  // Returns the values of each worker at the end.
+  std::vector<std::vector<float>> run() {
+    std::vector<std::thread> threads;
+    for (size_t w = 0; w < 2; ++w) threads.emplace_back([this, w] { work(w); });
+    while (ready_ < 2) std::this_thread::yield();
+    {
+      fake_cuda::HoldCopies hold(fake_cuda::HoldCopies::kToHost);
+      const size_t before = fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count;
+      threads.emplace_back([this] { work(2); });
+      while (fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count < before + 2) std::this_thread::yield();
+      held_.set_value();
+      done_.get_future().wait();
+    }
+    freed_.set_value();
+    for (std::thread& thread : threads) thread.join();
+    return values_;
+  }
+
+ private:
+  void work(size_t w) {
+    Trainer trainer(open(settings_), {devices_[w == 1 ? 1 : 0]});
     trainer.fill(0, false, [](size_t i) { return static_cast<float>(i % 5); });
+    trainer.compute(0, static_cast<int>(w));
+    if (w == 1) before_start(trainer);
     ok(trainer.session->start());
     int step = static_cast<int>(trainer.session->info().steps);
-    if (w == 2) last = step + 3;
-    for (; step <= last; ++step) {
+    if (w == 2) last_ = step + 3;
+    for (; step <= last_; ++step) {
       if (w < 2 && step == 3) {
-        ++ready;
-        if (w == 1) {
-          closing.get_future().wait();
-          ok(trainer.session->close(0s));
-          closed.set_value();
-        }
-        copied.wait();
-        if (w == 1) return;
+        if (w == 1) before_copies(trainer);
+        ++ready_;
+        if (w == 0) freed_future_.wait();
+        if (w == 1 && !pause(trainer)) return;
       }
-      ok(trainer.session->step(1, nullptr));
+      const Status stepped = trainer.session->step(1, nullptr);
+      if (w == 1 && worker_1_fails && !stepped.ok()) {
+        (void)trainer.session->close(10s);
+        return;
+      }
+      ok(stepped);
     }
+    values_[w] = trainer.values();
     ok(trainer.session->close(10s));
-  };
-  std::vector<std::thread> threads;
-  for (size_t w = 0; w < 2; ++w) threads.emplace_back(work, w);
-  while (ready < 2) std::this_thread::yield();
-  {
-    fake_cuda::HoldCopies hold(fake_cuda::HoldCopies::kToHost);
-    const size_t before = fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count;
-    threads.emplace_back(work, 2);
-    while (fake_cuda::copies(fake_cuda::HoldCopies::kToHost).count < before + 2) std::this_thread::yield();
-    closing.set_value();
-    closed.get_future().wait();
   }
-  freed.set_value();
-  for (std::thread& thread : threads) thread.join();
+  bool pause(Trainer& trainer) {
+    held_.get_future().wait();
+    const bool goes_on = meanwhile(trainer);
+    done_.set_value();
+    freed_future_.wait();
+    return goes_on;
+  }
+
+  Settings settings_;
+  const std::vector<std::string> devices_;
+  const std::unique_ptr<HeadProcess> head_;
+  std::atomic<int> ready_{0}, last_{INT_MAX};
+  std::promise<void> held_, done_, freed_;
+  const std::shared_future<void> freed_future_ = freed_.get_future().share();
+  std::vector<std::vector<float>> values_ = std::vector<std::vector<float>>(3);
+};
+
+// The head counts it as one that has left in good order: after a loss, fewer than min_workers would be left.
+TEST_F(GpuSession, AWorkerMayCloseWhileItGivesItsState) {
+  GivingJob job({{"min_workers", "2"}, {"max_workers", "3"}, {"lease", "1s"}}, {"cuda:0", "cuda:0"});
+  job.meanwhile = [](Trainer& trainer) {
+    ok(trainer.session->close(0s));
+    return false;
+  };
+  const auto values = job.run();
+  EXPECT_EQ(values[2], values[0]);
+}
+
+// The copies that are held read the buffers that were bound before.
+TEST_F(GpuSession, AHostMayBindOtherBuffersWhileItsWorkerGivesItsState) {
+  GivingJob job({{"min_workers", "1"}, {"max_workers", "3"}}, {"cuda:0", "cuda:0"});
+  std::optional<HostOwnedBuffers> first, second;
+  std::shared_ptr<TensorMemory> next;  // second's
+  const auto prepare = [&next](std::optional<HostOwnedBuffers>* buffers, Trainer& trainer) {
+    const Tensor& tensor = trainer.tensors[1];
+    buffers->emplace(trainer);
+    next = std::make_shared<TensorMemory>(*tensor.memory[0]);
+    next->value = (*buffers)->value();
+    next->gradient = (*buffers)->gradient();
+    trainer.access[0].write(next->value, trainer.values(tensor, 0));
+    trainer.access[0].write(next->gradient, std::vector<float>(tensor.parameter->count, 1));
+  };
+  const auto bind = [&next](HostOwnedBuffers& buffers, Trainer& trainer) {
+    buffers.bind(trainer);
+    trainer.tensors[1].memory[0] = next;
+  };
+  job.before_start = [&](Trainer& trainer) {
+    prepare(&first, trainer);
+    bind(*first, trainer);
+  };
+  job.before_copies = [&](Trainer& trainer) { prepare(&second, trainer); };
+  job.meanwhile = [&](Trainer& trainer) {
+    bind(*second, trainer);
+    EXPECT_FALSE(first->released());
+    return true;
+  };
+  const auto values = job.run();
+  EXPECT_TRUE(first->released(30s));
+  EXPECT_EQ(values[1], values[0]);
+  EXPECT_EQ(values[2], values[0]);
+}
+
+// The worker that joins takes the rest of its part from worker 0.
+TEST_F(GpuSession, ADeviceMayBreakWhileItsWorkerGivesItsState) {
+  GivingJob job({{"min_workers", "1"}, {"max_workers", "3"}, {"lease", "1s"}}, {"cuda:0", "cuda:1"});
+  job.worker_1_fails = true;
+  job.meanwhile = [](Trainer&) {
+    fake_cuda::break_device(1, cudaErrorIllegalAddress);
+    return true;
+  };
+  const auto values = job.run();
+  fake_cuda::repair_device(1);
+  EXPECT_TRUE(values[1].empty());
+  EXPECT_FALSE(values[2].empty());
+  EXPECT_EQ(values[2], values[0]);
+}
+
+// Calls of worker 1's device fail at any moment of a step, also behind its updates. The step has the
+// gradients of both workers, or of worker 0 alone.
+TEST_F(GpuSession, ADeviceMayBreakAtAnyMomentOfAStepAndTheOthersGoOn) {
+  int alone = 0, both = 0;
+  for (const char* function : {"launch", "cudaEventRecord", "cudaMemcpyAsync"}) {
+    for (int n = 1; n <= 8; ++n) {
+      SCOPED_TRACE(std::string(function) + ", call " + std::to_string(n));
+      Settings settings = {{"min_workers", "1"}, {"lease", "1s"}};
+      const auto head = start_head(2, &settings);
+      std::vector<std::thread> threads;
+      for (int w = 0; w < 2; ++w) {
+        threads.emplace_back([&, w] {
+          Settings mine = settings;
+          mine["rank"] = std::to_string(w);
+          Trainer trainer(open(mine), {w == 0 ? "cpu" : "cuda:1"}, "sgd", "lr=1");
+          trainer.fill(0, false, [](size_t) { return 0.f; });
+          ok(trainer.session->start());
+          float expected = 0;
+          for (int step = 0; step < 5; ++step) {
+            trainer.fill(0, true, [w](size_t) { return static_cast<float>(2 * w + 1); });
+            if (w == 1 && step == 2) fake_cuda::fail(function, cudaErrorIllegalAddress, n);
+            StepResult result;
+            const Status stepped = trainer.session->step(1, &result);
+            if (w == 1) fake_cuda::fail(function, cudaSuccess, 0);
+            if (w == 1 && !stepped.ok()) break;
+            ok(stepped);
+            expected -= result.size == 2 ? 2.f : 1.f;
+            if (w == 0 && step == 2) ++(result.size == 2 ? both : alone);
+          }
+          if (w == 0) {
+            for (const float value : trainer.values()) ASSERT_EQ(value, expected);
+          }
+          (void)trainer.session->close(10s);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+  }
+  EXPECT_GT(alone, 0);
+  EXPECT_GT(both, 0);
 }
 
 TEST_F(GpuSession, WhatFailsOnOneWorkersDeviceTheOthersAreToldAtOnce) {

@@ -202,12 +202,14 @@ struct Job {
   bool wide = false;   // gradients, and no half types
 };
 
-// Starts a head for this number of workers, and puts what they need to find it into their settings.
+// Starts a head for this number of workers, with what it must know of their settings, and puts what they need
+// to find it into these.
 inline std::unique_ptr<HeadProcess> start_head(size_t workers, Settings* settings) {
   (*settings)["num_workers"] = std::to_string(workers);
-  if (workers == 1) return nullptr;
+  if (workers == 1 && !settings->count("max_workers")) return nullptr;
   Settings of_head = {{"head", "127.0.0.1:0"}, {"num_workers", std::to_string(workers)}};
-  if (settings->count("lease")) of_head["lease"] = settings->at("lease");
+  for (const char* key : {"lease", "min_workers", "max_workers"})
+    if (settings->count(key)) of_head[key] = settings->at(key);
   auto started =
       HeadProcess::start(config_of(of_head), transport::make_uv_environment(), std::make_shared<Log>());
   EXPECT_TRUE(started.ok()) << started.status().message();
