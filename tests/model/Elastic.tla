@@ -23,8 +23,7 @@ CONSTANTS M0,            \* first view, a set of numbers: worker ids, ranks go b
           Fetches,       \* a learner fetches each part of the state from a worker, also of a step that is not stable, and
                          \* follows that worker's steps; it enters a view with no state, and completes the parts there
           FromHolders,   \* R10: in a view, parts are completed from workers that have reported the most steps
-          StreamsEnd,    \* R11: a worker's streams end when it copies a step, leaves a view that has their learner, or goes on
-                         \* in a view that has no learner
+          StreamsEnd,    \* R11: a worker's streams end when it copies a step, or leaves a view that has their learner
           HolderNeeded,  \* a view goes on only if one of its members holds a state: learners alone do not begin anew
           EmptyFirst,    \* a joiner's first step has weight 0; otherwise its host computes a gradient for it
           CloseStable,   \* R7: a worker leaves only when its last step is stable
@@ -68,7 +67,6 @@ Externalize(h) == /\ stab' = IF Len(h) > Len(stab) THEN h ELSE stab
 Reports(w) == {r \in mR : r[1] = E(w)}
 FreshJoiner(w) == w \in Joiners /\ hist[w] = <<>>   \* it holds no state at all
 AllReported(w) == \A x \in M(w) : \E r \in Reports(w) : r[2] = x
-Learning(w) == \E r \in Reports(w) : r[2] \in Joiners /\ r[3] = 0   \* a member of the view holds no state
 Holders(w) == {r[2] : r \in {x \in Reports(w) : x[3] = MaxOf({y[3] : y \in Reports(w)})}}
 NoStream == [src |-> 0, h |-> <<>>, done |-> FALSE]
 NoStreams == [p \in Parts |-> NoStream]
@@ -203,7 +201,7 @@ RecoverDone(w) ==
   /\ alive[w] /\ rec[w] /\ AllReported(w) /\ Done(w) >= Target(w)
   /\ HolderNeeded => \E r \in Reports(w) : ~(r[2] \in Joiners /\ r[3] = 0)
   /\ rec' = [rec EXCEPT ![w] = FALSE]
-  /\ part' = Without(IF StreamsEnd /\ ~Learning(w) THEN EndStreams(w, Joiners) ELSE part, w)
+  /\ part' = Without(part, w)
   /\ resv' = [resv EXCEPT ![w] = IF Reserve THEN {r[4] : r \in Reports(w)} \cap Idx ELSE {}]
   /\ mB' = IF grad[w] = 0 THEN mB ELSE mB \cup {<<E(w), Done(w) + 1, w, grad[w]>>}
   /\ kept' = IF KeepReduced \/ grad[w] = 0 THEN kept ELSE [kept EXCEPT ![w] = FALSE]
