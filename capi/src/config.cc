@@ -48,7 +48,7 @@ Config environment_config() {
 namespace {
 
 constexpr size_t kLargestFile = 1 << 20;
-constexpr size_t kConfigKeyFirstSize = 56;  // sizeof(dsgd_config_key) in 1.0
+constexpr size_t kConfigKeyFirstSize = 56;  // the smallest that is accepted
 
 Status file_error(const Call& call, int number, const char* path) {
   const Code code = number == ENOENT || number == ENOTDIR ? Code::kNotFound : Code::kIo;

@@ -34,7 +34,7 @@ bool OpTable::forget(dsgd_op& op) {
 bool OpTable::forked() const { return process_ != getpid(); }
 
 namespace {
-constexpr size_t kOptionsFirstSize = 24;  // sizeof(dsgd_op_options) in 1.0
+constexpr size_t kOptionsFirstSize = 24;  // the smallest that is accepted
 }
 
 Result<CallOptions> read_options(const Call& call, const dsgd_op_options* options, Options allowed) {

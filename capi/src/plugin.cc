@@ -35,8 +35,8 @@ namespace dsgd::capi {
 namespace {
 
 constexpr size_t kLongestName = 64;
-constexpr size_t kAlgorithmFirstSize = 40;  // sizeof(dsgd_algorithm) in 1.0
-constexpr size_t kStrategyFirstSize = 40;   // sizeof(dsgd_strategy) in 1.0
+constexpr size_t kAlgorithmFirstSize = 40;  // the smallest that is accepted
+constexpr size_t kStrategyFirstSize = 40;   // the smallest that is accepted
 
 // A copy of the host's struct, whose `user` is released with it once it is `kept`: after the last allocation
 // of a registration that succeeds.

@@ -30,7 +30,7 @@ uint64_t dsgd::capi::next_session_id() {
 
 namespace {
 
-constexpr size_t kSessionInfoFirstSize = 56;  // sizeof(dsgd_session_info) in 1.0
+constexpr size_t kSessionInfoFirstSize = 56;  // the smallest that is accepted
 
 // A number of an open session.
 template <typename Number, typename Read>

@@ -13,7 +13,7 @@
 namespace dsgd::capi {
 namespace {
 
-constexpr size_t kStepResultFirstSize = 56;  // sizeof(dsgd_step_result) in 1.0
+constexpr size_t kStepResultFirstSize = 56;  // the smallest that is accepted
 constexpr const char* kStepResultInit = "dsgd_step_result_init";
 
 // The parameter whose gradient buffer dsgd could not write to, null if there is none.

@@ -8,7 +8,6 @@
 //   nvcc -O2 digits.cu $(pkg-config --cflags --libs dsgd) -o digits
 //
 // With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
-// With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
 // -rpath=PREFIX/lib. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may
 // have several. In the second command two workers run the trainer digits.c, compiled as digits_cpu:
 //

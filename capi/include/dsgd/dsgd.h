@@ -72,9 +72,9 @@
  *              calls on one session must not overlap. Different sessions are independent.
  *   Blocking   A function that waits for other workers, or for time to pass, has a line "Blocks". The others
  *              return at once.
- *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting). A collective
- *              call ends within `step_timeout`, joining within `init_timeout`. A worker that dies or stops is
- *              noticed within `lease`. The error names who is missing. It may come up to 100 ms after the
+ *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting), and
+ *              dsgd_replica_add if CUDA hangs. A collective call ends within `step_timeout`, joining within
+ *              `init_timeout`. A worker that dies or stops is noticed within `lease`. The error names who is missing. It may come up to 100 ms after the
  *              deadline, so that all workers name the same one. A step or another collective call that has
  *              not ended after `stall_warning` logs a warning with the missing workers and, of a step, the
  *              missing parameters.
@@ -100,6 +100,7 @@
  *                                  the steps      if the operation is a step
  *                WORKER_LOST       the operation  if the worker has closed its session and its data has
  *                                                 arrived
+ *                                  the steps      if the operation is a step
  *                                  the session    otherwise
  *                VIEW_CHANGED      the operation  on this worker; it may have succeeded on others
  *                DIVERGED, TORN    the steps
@@ -114,24 +115,24 @@
  *   Losses     If the key `min_workers` is less than num_workers, the job goes on after a loss, in a new
  *              view, while at least min_workers are left. If fewer are left and the key `rejoin_timeout` is
  *              set, steps wait for others to join, at most for this time; min_workers may then be
- *              num_workers. A step in flight still ends with DSGD_OK on these: its result has the new `view`
- *              and `size`. It has used the gradients of all workers of the earlier view, or of exactly those
- *              that are left, and all of them hold the same values. Each view numbers its ranks from 0
- *              again, in the earlier order. Other collectives and object calls that are in flight fail with
- *              DSGD_ERR_VIEW_CHANGED. Later ones fail with it, too, until the workers of the new view have
- *              agreed on its state. After that one more call fails, unless the result of a step has already
- *              shown the new view to this worker. A call that fails here may have succeeded on other workers.
- *              So use a channel other than 0 for collectives between steps. When a call has failed, go on
- *              with the next step, and make no other collective before it: a worker that has joined makes
- *              none. Repeat a call only if all workers repeat it. A step has its full timeout again in each
- *              view. A lost worker that still runs fails with DSGD_ERR_EVICTED, and can only join another
- *              job. Data shards deal the samples that a lost worker has not used to the others.
- *              If the key `straggler_timeout` is set, the head evicts a worker for which all others have
- *              waited for this time, and which itself waits for none. Its program hangs, or one of its
- *              threads is stopped, while its heartbeat goes on. The head evicts no worker if workers wait for
- *              each other, if fewer than min_workers would be left, or if the worker hosts the head.
- *              `stall_warning` only warns; `step_timeout` fails the step on all workers, so straggler_timeout
- *              should be the shorter by a few heartbeat intervals. Limits:
+ *              num_workers. On the workers that are left, a step in flight still ends with DSGD_OK: its
+ *              result has the new `view` and `size`. It has used the gradients of all workers of the earlier
+ *              view, or of exactly those that are left, and all of them hold the same values. Each view
+ *              numbers its ranks from 0 again, in the earlier order. Other collectives and object calls that
+ *              are in flight fail with DSGD_ERR_VIEW_CHANGED. Later ones fail with it, too, until the workers
+ *              of the new view have agreed on its state. The first call after that fails, too, unless the
+ *              result of a step, or a call that was in flight, has shown the new view to this worker. A call
+ *              that fails here may have succeeded on other workers. So use a channel other than 0 for
+ *              collectives between steps. When a call has failed, go on with the next step, and make no other
+ *              collective before it: a worker that has joined makes none. Repeat a call only if all workers
+ *              repeat it. A step has its full timeout again in each view. A lost worker that still runs fails
+ *              with DSGD_ERR_EVICTED, and can only join another job. Data shards deal the samples that a lost
+ *              worker has not used to the others. If the key `straggler_timeout` is set, the head evicts a
+ *              worker for which all others have waited for this time, and which itself waits for none. Its
+ *              program hangs, or one of its threads is stopped, while its heartbeat goes on. The head evicts
+ *              no worker if workers wait for each other, if fewer than min_workers would be left, or if the
+ *              worker hosts the head. `stall_warning` only warns; `step_timeout` fails the step on all
+ *              workers, so straggler_timeout should be the shorter by a few heartbeat intervals. Limits:
  *                - The loss of a worker that hosts the head ends the job; start the head with `dsgd head`.
  *                  With the key `head_state` that head may be lost, too: see dsgd_head_start.
  *                - The strategy keeps its state on more than one worker: allreduce, simple, or ps with
@@ -307,8 +308,9 @@ DSGD_API int32_t dsgd_config_set(dsgd_config *config, const char *key, const cha
  * Errors: DSGD_ERR_NOT_FOUND, DSGD_ERR_IO, DSGD_ERR_INVALID_ARGUMENT, DSGD_ERR_LIMIT (over 1 MiB). */
 DSGD_API int32_t dsgd_config_load(dsgd_config *config, const char *path, dsgd_error **error);
 
-/* Returns the effective value of a key; NULL if the key is unknown. Valid until the configuration changes or
- * is freed. */
+/* Returns the value of a key as it was set, else its default; NULL if the key is unknown. A value that stands
+ * for another one (heartbeat_interval=0, an empty min_workers) comes as it is. Valid until the configuration
+ * changes or is freed. */
 DSGD_API const char *dsgd_config_value(const dsgd_config *config, const char *key);
 
 /* One row of the table of keys. All strings are static. */
@@ -351,9 +353,9 @@ DSGD_API void dsgd_log_record_free(dsgd_log_record *record);              /* NUL
  * throw or longjmp. The record is valid during the call and is not freed by it. */
 typedef void (*dsgd_log_function)(const dsgd_log_record *record, void *user);
 
-/* Sets the log hook of sessions and heads made from this configuration; NULL removes it. `user` must outlive
- * them. Without a hook, the newest 1024 records of a session wait in its log queue for dsgd_log_poll; a head
- * has no queue. The key log_to=stderr then also writes the records to standard error. */
+/* Sets the log hook of sessions and heads that are made from this configuration afterwards; NULL removes it.
+ * `user` must outlive them. Without a hook, the newest 1024 records of a session wait in its log queue for
+ * dsgd_log_poll; a head has no queue. With the key log_to=stderr they also go to standard error. */
 DSGD_API int32_t dsgd_config_log_hook(dsgd_config *config, dsgd_log_function function, void *user,
                                       dsgd_error **error);
 
@@ -392,8 +394,9 @@ typedef struct dsgd_op dsgd_op;
  * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
  * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (protocol, or a key that must be equal on the
  * head, such as num_workers and lease), DSGD_ERR_STATE (the job at this head takes no further workers, or is
- * over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message says how many have joined), DSGD_ERR_ABORTED
- * (another worker has aborted joining), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's folder). */
+ * over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message names the workers that have joined),
+ * DSGD_ERR_ABORTED (another worker has aborted joining), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's
+ * folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
 
 /* Joins a job, as dsgd_init, with options and an op. With `op`, the call returns at once and gives a session
@@ -417,9 +420,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *   Last step   If views can change, the call then waits until all other workers have completed the last step
  *               of this worker, so that no loss makes them repeat it without this worker. This takes about a
  *               round trip, or as long as it takes until a stopped worker goes on or is lost. After
- *               a loss the others first agree on a new view. The wait then takes up to two leases (13/4 of a
- *               lease with the key `head_state`), and as long again after each further loss. It takes longer
- *               while the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
+ *               a loss the others first agree on a new view. The wait then takes up to 9/4 of a lease (13/4
+ *               with the key `head_state`), and as long again after each further loss. It takes longer while
+ *               the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
  *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
  *               wait ends too early, a warning in the log says that the step may not be final.
  *   Peers       The call then tells the peers and the head that this worker leaves. Until then the steps of
@@ -434,8 +437,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               dsgd_log_fd, dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
  *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within
- *               timeout_ms. A step with unmarked gradients fails on all workers at once and changes nothing:
- *               here with DSGD_ERR_CLOSED, elsewhere with DSGD_ERR_WORKER_LOST and this worker's rank. A
+ *               timeout_ms. A step with unmarked gradients fails at once, here with DSGD_ERR_CLOSED. If views
+ *               can change, the others make it in a view without this worker. Else it fails on all workers:
+ *               there with DSGD_ERR_WORKER_LOST and this worker's rank, and later steps with DSGD_ERR_TORN. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).
  *   Comparison  After a successful step, and unless timeout_ms is 0, the call compares the values of this
@@ -446,8 +450,8 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               with each other. If the last step had all_done = 1, that step has compared all values, and
  *               dsgd_close compares nothing. If a GPU does not give its values within half of the limit under
  *               Peers, a warning says that they were not compared.
- *   Twice       Closing twice is allowed: all callers return when the earliest of their deadlines has passed,
- *               and with the same result. dsgd_abort ends the waiting.
+ *   Twice       Closing twice is allowed: all callers return together, with the same result, at the latest
+ *               when the earliest of their deadlines has passed. dsgd_abort ends the waiting.
  *   GPUs        Last, the call waits at most a `lease` for work enqueued on a GPU (0.1 s for each further
  *               GPU), then logs a warning: the GPU may still use the buffers, and dsgd frees its own memory
  *               when the GPU is done.
@@ -463,8 +467,8 @@ DSGD_API int32_t dsgd_close(dsgd_session *session, int32_t timeout_ms, dsgd_erro
 DSGD_API void dsgd_session_free(dsgd_session *session);
 
 /* Calls dsgd_close(session, -1, NULL), then dsgd_session_free, and returns what dsgd_close has returned; call
- * dsgd_close first to get the error itself. NULL is fine. A process may exit() with open sessions. They work
- * until the library's own destructors run, which is after the program's atexit() functions and static
+ * dsgd_close first to get the error itself. DSGD_OK for NULL. A process may exit() with open sessions. They
+ * work until the library's own destructors run, which is after the program's atexit() functions and static
  * destructors; later calls return DSGD_ERR_CLOSED.
  * Blocks: as dsgd_close with timeout_ms -1. */
 DSGD_API int32_t dsgd_finalize(dsgd_session *session);
@@ -616,8 +620,9 @@ DSGD_API const char *dsgd_parameter_name(const dsgd_parameter *parameter);
  *
  * The first GPU loads libdsgd_cuda.so, which is installed beside libdsgd.so. It needs the NVIDIA driver 580
  * or later if CUDA 13 built it, 535 or later if CUDA 12 did. A device may have several replicas, and a job
- * replicas on devices of all kinds. Workers may have different numbers of replicas, each at most 1024.
+ * replicas on devices of all kinds. A worker has at most 1024 replicas; workers may have different numbers.
  * Threads: one thread at a time.
+ * Blocks: on a GPU, while CUDA opens it, which may wait for what the GPU does. It has no deadline.
  * Errors: DSGD_ERR_UNSUPPORTED (no such kind of device here, no driver, a GPU that is too old),
  * DSGD_ERR_INVALID_ARGUMENT (no such index), DSGD_ERR_STATE, DSGD_ERR_LIMIT. */
 DSGD_API int32_t dsgd_replica_add(dsgd_session *session, const char *device, dsgd_replica **replica,
@@ -643,7 +648,7 @@ DSGD_API int32_t dsgd_replica_weight(dsgd_replica *replica, double weight, dsgd_
  * writes the value; with the optimizer "none" it writes the mean into the gradient instead.
  * Ownership: the buffers stay the host's, and stay valid until others are bound or the session is closed:
  * dsgd_close reads the values. On a GPU the work of the last step may still be under way when others are
- * bound: free the old ones in the order of the default stream, or of one given to dsgd_stream_wait.
+ * bound: free the old ones by work on the default stream, or on a stream given to dsgd_stream_wait.
  * Threads: one thread at a time.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (size, alignment, host memory for a GPU or the reverse), DSGD_ERR_STATE
  * (during a step). */
@@ -851,10 +856,10 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *   Failure      After a failure in mid-step the session is torn: later steps return DSGD_ERR_TORN, or the
  *                failure of the session if it has failed as a whole.
  *   Early update With `early_update` = 1, a GPU updates as soon as NCCL has reduced, and the op of
- *                dsgd_step_begin may end before the GPU has updated. If a worker or GPU fails after that, the
- *                job is aborted, or dsgd_close is called with timeout 0, values may come from unfinished sums
- *                and differ between workers: load a checkpoint. A failure or an abort also fails the session,
- *                and later calls return its cause.
+ *                dsgd_step_begin may end before the GPU has updated. In three cases values may then come
+ *                from unfinished sums, and differ between workers: a worker or GPU fails, the job is aborted,
+ *                or dsgd_close is called with timeout 0. Load a checkpoint then. A failure or an abort also
+ *                fails the session, and later calls return its cause.
  *   Departures   Workers that have closed their sessions between steps (see dsgd_close) take no part in later
  *                steps, which go on as if they gave weight 0. Ranks, dsgd_size and `size` in `result` stay.
  *                Other collectives and dsgd_strategy_set need all workers, and fail from then on with
@@ -997,9 +1002,9 @@ DSGD_API int32_t dsgd_op_abort(dsgd_op *op, const char *reason, dsgd_error **err
 /* Releases one reference; NULL is fine. Other threads may be within calls on the op. */
 DSGD_API void dsgd_op_free(dsgd_op *op);
 
-/* Takes up to `max` ops out of the completion queue, and sets *count to their number. The queue holds the ops
- * that have ended and were neither polled nor freed, in the order in which they ended. Works after close
- * until the queue is empty, then returns DSGD_ERR_CLOSED.
+/* Takes up to `max` ops (1 or more) out of the completion queue, and sets *count to their number. The queue
+ * holds the ops that have ended and were neither polled nor freed, in the order in which they ended. Works
+ * after close until the queue is empty, then returns DSGD_ERR_CLOSED.
  * Ownership: each pointer equals the one from the call that began the op, and adds one reference. Call
  * dsgd_op_free once for the poll and once for the call that began the op. So a polled op stays valid whatever
  * other threads free.
@@ -1072,15 +1077,16 @@ DSGD_API int32_t dsgd_broadcast(dsgd_session *session, dsgd_group *group, void *
 
 /* Gives every worker the `send` of all workers, in rank order, in `receive`. `element_counts` holds the
  * number of elements of each rank (dsgd_size numbers, copied, equal on all workers); NULL: all ranks send the
- * same number. receive_nbytes is the sum of all parts. `send` may be this rank's part of `receive`. */
+ * same number. send_nbytes is the size of this rank's part, and receive_nbytes that of all parts. `send` may
+ * be this rank's part of `receive`. */
 DSGD_API int32_t dsgd_allgather(dsgd_session *session, dsgd_group *group, const void *send,
                                 size_t send_nbytes, void *receive, size_t receive_nbytes,
                                 const size_t *element_counts, int32_t dtype, const dsgd_op_options *options,
                                 dsgd_op **op, dsgd_error **error);
 
 /* Reduces `send` of all workers and gives each worker its part in `receive`. `send` is split in rank order
- * into parts of `element_counts` elements (NULL: equal parts). `receive` may be this rank's part of `send`.
- */
+ * into parts of `element_counts` elements (NULL: equal parts). send_nbytes is the size of all parts, and
+ * receive_nbytes that of this rank's part. `receive` may be this rank's part of `send`. */
 DSGD_API int32_t dsgd_reduce_scatter(dsgd_session *session, dsgd_group *group, const void *send,
                                      size_t send_nbytes, void *receive, size_t receive_nbytes,
                                      const size_t *element_counts, int32_t dtype, int32_t reduction,
@@ -1136,7 +1142,8 @@ DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_er
  * still hold it), and those of collectives. */
 DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options,
                                     dsgd_op **op, dsgd_error **error);
-DSGD_API const void *dsgd_object_data(const dsgd_object *object); /* valid until dsgd_object_free */
+/* Accessors. What they return is valid until dsgd_object_free. */
+DSGD_API const void *dsgd_object_data(const dsgd_object *object);
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
 DSGD_API int32_t dsgd_object_dtype(const dsgd_object *object); /* -1: bytes without a type */
 DSGD_API size_t dsgd_object_ndim(const dsgd_object *object);   /* 0: a scalar, or bytes without a type */
@@ -1165,13 +1172,16 @@ DSGD_API void dsgd_object_free(dsgd_object *object);                  /* NULL is
  *     the indices that it has not drawn.
  *   - A worker that joins a running job begins with the epoch that dsgd_shard_current_epoch returns after
  *     dsgd_start. It is the next one if the others have just ended an epoch; so epochs count up by one.
+ *   - A worker that closes its session in mid-epoch has drawn all that it will use. If no new view follows,
+ *     the rest of its part is skipped in this epoch, and all_done does not wait for it.
  *   - Draw the indices of a step just before the step. If a worker is lost, all indices that it had drawn
  *     when its last step began count as used, also those drawn ahead for later steps.
- * dsgd_shard_position is exact again when the next epoch begins; a checkpoint is always exact.
+ * After a change of the view, dsgd_shard_position is an estimate until the next epoch. A checkpoint holds the
+ * samples that were drawn, exactly.
  *
  * If the lists of samples are too long for one message of 64 KiB, which takes several hundred workers, a
  * warning says so, shards keep the split that they had, and the unused samples of lost workers are skipped in
- * this epoch.
+ * this epoch. A worker that joins then fails in dsgd_start with DSGD_ERR_LIMIT.
  * Threads: one thread at a time per shard. */
 typedef struct dsgd_shard dsgd_shard;
 
@@ -1180,7 +1190,8 @@ enum dsgd_shard_flag { DSGD_SHARD_SEQUENTIAL = 1 /* do not shuffle */ };
 /* Makes the shard of a data set of `samples` samples, at the beginning of epoch 0. samples, seed and flags
  * are equal on all workers. If other workers had a shard of the same samples, seed and flags when the present
  * view began, the new shard begins at their position in the data; dsgd_shard_current_epoch returns the
- * epoch. */
+ * epoch.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (more than 2^63 - 1 samples, or unknown flags). */
 DSGD_API int32_t dsgd_shard_new(const dsgd_session *session, uint64_t samples, uint64_t seed, uint32_t flags,
                                 dsgd_shard **shard, dsgd_error **error);
 
@@ -1202,8 +1213,8 @@ DSGD_API int32_t dsgd_shard_seek(dsgd_shard *shard, uint64_t epoch, uint64_t pos
  * a checkpoint, it counts the samples that are drawn; they may not be the first ones. 0 for NULL. */
 DSGD_API uint64_t dsgd_shard_position(const dsgd_shard *shard);
 
-/* Writes the next indices, at most `max`, to `indices`, and their number to *count; 0 when this worker has
- * drawn its part of the epoch.
+/* Writes the next indices, at most `max` (1 or more), to `indices`, which has room for so many, and their
+ * number to *count; 0 when this worker has drawn its part of the epoch.
  * Blocks: only if views can change (see Losses and Joins), while the workers of a new view deal out the rest
  * of the epoch. The limit is that of a step. If the session closes or fails meanwhile, the call goes on with
  * the last split.
@@ -1361,7 +1372,8 @@ DSGD_API const char *dsgd_head_address(const dsgd_head *head);
  * Errors: DSGD_ERR_WAIT_TIMEOUT (the job goes on). */
 DSGD_API int32_t dsgd_head_wait(dsgd_head *head, int32_t timeout_ms, dsgd_error **error);
 
-/* Stops the head. NULL is fine. No call of dsgd_head_wait may be in progress. */
+/* Stops the head. A job that goes on has lost its head then; its state (key `head_state`) stays, so that
+ * another head can take it up. NULL is fine. No call of dsgd_head_wait may be in progress. */
 DSGD_API void dsgd_head_free(dsgd_head *head);
 
 /* Asks the head of a job for its state, from any process that has the job's `head`, `job`, `token` and TLS
@@ -1445,7 +1457,8 @@ typedef struct dsgd_schedule dsgd_schedule;
  * round; several between the same two ranks are matched in the order of the calls. A transfer begins as soon
  * as those before it that touch the same elements are over, so several small transfers overlap better than
  * one large one, down to some 100 KiB. A rank has at most 65535 transfers, and all ranks together 2^20, which
- * a ring reaches at 512 workers. */
+ * a ring reaches at 512 workers: the operation fails if there are more.
+ * Errors: DSGD_ERR_INVALID_ARGUMENT (an unknown kind of transfer). */
 DSGD_API int32_t dsgd_schedule_add(dsgd_schedule *schedule, int32_t transfer, int32_t round, int32_t peer,
                                    uint64_t begin, uint64_t count, dsgd_error **error);
 
@@ -1460,7 +1473,8 @@ typedef struct dsgd_algorithm {
    * operation then fails on all workers: one of DSGD_ERR_INVALID_ARGUMENT, STATE, NOT_FOUND, NO_MEMORY,
    * LIMIT, UNSUPPORTED; others become DSGD_ERR_INTERNAL. */
   int32_t (*allreduce)(void *user, int32_t rank, int32_t size, uint64_t count, dsgd_schedule *schedule);
-  /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
+  /* Called once, from any thread, when nothing uses the plug-in any more: configuration and sessions are
+   * freed. Must not call dsgd. May be NULL. */
   void (*release)(void *user);
 } dsgd_algorithm;
 
@@ -1496,14 +1510,15 @@ typedef struct dsgd_strategy {
    * which dsgd_start or dsgd_strategy_set then fails. The division of a parameter into ranges is the same for
    * every owner. */
   int32_t (*owner)(void *user, const dsgd_placement *placement);
-  /* Called once when nothing uses the plug-in any more: configuration and sessions are freed. May be NULL. */
+  /* Called once, from any thread, when nothing uses the plug-in any more: configuration and sessions are
+   * freed. Must not call dsgd. May be NULL. */
   void (*release)(void *user);
 } dsgd_strategy;
 
 /* Fills `strategy` with zeros. struct_size: see dsgd_config_key_init. */
 DSGD_API int32_t dsgd_strategy_init(dsgd_strategy *strategy, size_t struct_size);
 
-/* Registers a strategy: which worker is the server of which range. Otherwise as dsgd_algorithm_register. */
+/* Registers a strategy: which worker owns which range. Otherwise as dsgd_algorithm_register. */
 DSGD_API int32_t dsgd_strategy_register(dsgd_config *config, const char *name, const dsgd_strategy *strategy,
                                         dsgd_error **error);
 

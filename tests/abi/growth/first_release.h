@@ -1,4 +1,4 @@
-/* The sized structs of version 1.0, frozen. Never change this file. */
+/* The smallest sized structs that the library accepts, frozen. Never change this file. */
 #ifndef DSGD_TESTS_FIRST_RELEASE_H_
 #define DSGD_TESTS_FIRST_RELEASE_H_
 
