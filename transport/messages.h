@@ -177,8 +177,8 @@ struct WorkerStatus {
     kWaiting = 0,  // the job has not begun
     kRunning = 1,
     kJoining = 2,  // joined the running job, and is in no view yet
-    kLeft = 3,     // closed its session
-    kLost = 4,     // was lost, or evicted
+    kLeft = 3,     // closed its session in good order
+    kLost = 4,     // was lost or evicted, or left because of a failure
   };
   MemberInfo member;  // without machine and addresses; its rank is that of its last view; -1: none yet
   State state = State::kWaiting;

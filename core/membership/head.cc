@@ -428,6 +428,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Worker& worker = *known.value();
     if (leave.view > workers.view()) return respond(workers.wrong_view(worker, leave.view));
     if (worker.left) return acknowledge(respond);
+    worker.closed = leave.cause.ok();
     if (worker.learner) {
       remove_workers({worker.index()}, leave.cause.ok()
                                            ? Status(Code::kClosed, describe_member(worker.info) + " has left")
@@ -437,7 +438,6 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     const bool awaited =
         options.views_change() && detector->is_cut(worker.info.number);  // see on_report_cut()
     worker.left = true;
-    worker.closed = leave.cause.ok();
     detector->end(worker.index());
     if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
       // Or its departure call is of an earlier view. The workers of the present one may wait for it.

@@ -183,10 +183,10 @@ void WorkerTable::describe(transport::StatusReply* reply) const {
     if (worker.is_forgotten()) continue;
     transport::WorkerStatus& one = reply->workers.emplace_back();
     one.member = worker.info;
-    one.state = worker.lost      ? State::kLost
-                : worker.left    ? State::kLeft
-                : worker.learner ? State::kJoining
-                                 : State::kRunning;
+    one.state = worker.closed                ? State::kLeft
+                : worker.lost || worker.left ? State::kLost
+                : worker.learner             ? State::kJoining
+                                             : State::kRunning;
     if (worker.learner) one.member.rank = -1;
   }
 }
@@ -221,6 +221,7 @@ void WorkerTable::read(const transport::HeadRecord& record) {
     static_cast<transport::HeadRecord::Worker&>(w) = known;
     w.away = true;
     w.trains = !w.learner;
+    w.closed = w.left && !w.lost;
   }
 }
 

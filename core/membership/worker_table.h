@@ -22,7 +22,7 @@ class WorkerTable {
     bool away = false;     // it has no control connection, and will dial again
     bool returns = false;  // `control` came by Return, and it has not asked for news on it yet
     bool trains = false;   // it has made a step, or began with the job
-    bool closed = false;   // it has left in good order
+    bool closed = false;   // it has left in good order, even if the others do not wait for it
     size_t index() const { return static_cast<size_t>(info.number); }
     bool in_job() const { return !left && !lost; }
     bool is_forgotten() const { return info.worker_id.empty(); }  // lost, and not in the record

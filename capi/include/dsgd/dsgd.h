@@ -1394,8 +1394,8 @@ DSGD_API void dsgd_head_free(dsgd_head *head);
  *                      last refusal of a worker, or null
  *   workers            those that have come, in the order of their first ranks:
  *     rank, worker_id, host, pid   rank: in its last view, null: not known yet
- *     state            "waiting": the job has not begun; "running"; "joining": it is in no view yet; "left";
- *                      "lost"
+ *     state            "waiting": the job has not begun; "running"; "joining": it is in no view yet; "left":
+ *                      it has closed its session in good order; "lost", also by its own failure
  *     silence          time since the last heartbeat
  *     view, steps      at the time of the last report: the worker's view, and the steps that have succeeded
  *     steps_per_second over the last reports

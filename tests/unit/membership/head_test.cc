@@ -1253,6 +1253,19 @@ TEST_F(LearnerTest, AWorkerThatLeavesAfterAPeerHasReportedItIsFollowedByAView) {
   ASSERT_TRUE(at(0).watch.ok());
   EXPECT_EQ(change(0).view, 2u);
   EXPECT_EQ(change(0).members.size(), 2u);
+  EXPECT_EQ(status().workers[1].state, transport::WorkerStatus::State::kLeft);
+}
+
+TEST_F(LearnerTest, AWorkerThatClosesBeforeItsFirstViewHasLeft) {
+  learn("w3");
+  leave(3);
+  EXPECT_EQ(status().workers[3].state, transport::WorkerStatus::State::kLeft);
+}
+
+TEST_F(LearnerTest, AWorkerThatLeavesBecauseOfAFailureIsLost) {
+  leave(1, Status(Code::kAborted, "enough"));
+  EXPECT_EQ(status().state, transport::StatusReply::State::kFailed);
+  EXPECT_EQ(status().workers[1].state, transport::WorkerStatus::State::kLost);
 }
 
 TEST_F(LearnerTest, NoneEntersAJobThatIsEnding) {
