@@ -117,8 +117,8 @@ class Job {
   void start_worker(int number, const std::string& id);
   bool replace(int number);
   bool end_if_over();
-  void follow_scale();
-  void scale();
+  void follow_head();
+  void scale(const JobState& job);
   void count_restarts();
   void warn_if_unjoined() const;
 
@@ -136,7 +136,7 @@ class Job {
   uint32_t started_ = 0, replaced_ = 0;        // workers
   uint32_t scale_requests_ = 0;                // that have been followed
   LocalHead head_;
-  const OwnedConfig head_config_;  // to ask the head what `dsgd scale` wants
+  const OwnedConfig head_config_;  // to ask the head for its status
 };
 
 Job::Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
@@ -163,7 +163,7 @@ int Job::run() {
   if (has_rank_0_) announce();
   supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
   for (const auto& [rank, group] : groups_) start_worker(rank, "worker-" + std::to_string(rank));
-  if (head_is_here_ && least_ > 0) follow_scale();
+  if (head_is_here_ && least_ > 0) follow_head();
   const int status = supervisor_->wait();
   count_restarts();
   if (status == 0 && has_rank_0_) warn_if_unjoined();
@@ -201,6 +201,7 @@ void Job::start_worker(int number, const std::string& id) {
                prefix_of(options_, name)};
   worker.first_rank = number;
   worker.workers = 1;
+  worker.worker_id = id;
   supervisor_->start(worker);
 }
 
@@ -218,33 +219,40 @@ bool Job::replace(int number) {
 bool Job::end_if_over() {
   std::string failure;
   if (!head_is_here_ || !head_.job_is_over(&failure)) return false;
-  // Those that wait to join are refused, which is no failure if enough workers have ended well.
-  if (!failure.empty() && supervisor_->succeeded_workers() < least_)
-    supervisor_->fail("the job is over: " + failure);
+  if (failure.empty()) return true;
+  // Those that wait to join are refused, and the last workers may be lost after the others have left. Neither
+  // is a failure if enough workers have left in good order.
+  const auto job = job_state(head_config_);
+  if (!job) return true;  // the head's answer is late; follow_head() asks again
+  supervisor_->note_left(job->left);
+  if (supervisor_->succeeded_workers() < least_) supervisor_->fail("the job is over: " + failure);
   return true;
 }
 
-void Job::follow_scale() {
+void Job::follow_head() {
   apply_to_config(settings_, head_config_);
   if (token_is_given_) {
     std::fprintf(stderr, "dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n",
                  head_.address());
   }
   supervisor_->repeat(std::chrono::seconds(1), [this] {
-    if (!end_if_over()) scale();
+    if (end_if_over()) return;
+    const auto job = job_state(head_config_);
+    if (!job) return;
+    supervisor_->note_left(job->left);
+    scale(*job);
   });
 }
 
-// Asks the head how many workers the job shall have. After each new call of `dsgd scale`, stops workers, or
-// starts those that are missing. Losses between two calls are left to --restarts.
-void Job::scale() {
-  const WantedWorkers wanted = wanted_workers(head_config_);
-  if (wanted.requests == 0 || wanted.requests == std::exchange(scale_requests_, wanted.requests)) return;
+// After each new call of `dsgd scale`, stops workers, or starts those that are missing. Losses between two
+// calls are left to --restarts.
+void Job::scale(const JobState& job) {
+  if (job.scale_requests == std::exchange(scale_requests_, job.scale_requests)) return;
   const uint32_t running = supervisor_->running_workers();
-  if (running == wanted.number) return;
-  std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, wanted.number);
-  supervisor_->keep_workers(wanted.number);
-  for (uint32_t count = running; count < wanted.number; ++count, ++next_)
+  if (running == job.wanted_workers) return;
+  std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
+  supervisor_->keep_workers(job.wanted_workers);
+  for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
     start_worker(next_, "worker-" + std::to_string(next_));
 }
 

@@ -199,13 +199,20 @@ void add_head_options(CLI::App& app, HeadOptions* options) {
 
 }  // namespace
 
-WantedWorkers wanted_workers(const OwnedConfig& config) {
+std::optional<JobState> job_state(const OwnedConfig& config) {
   try {
     const json job = json::parse(job_status(config, 1));
-    if (job["wanted_workers"].is_null()) return {};
-    return {job["wanted_workers"].get<uint32_t>(), job["scale_requests"].get<uint32_t>()};
+    JobState state;
+    if (!job["wanted_workers"].is_null()) {
+      state.wanted_workers = job["wanted_workers"];
+      state.scale_requests = job["scale_requests"];
+    }
+    for (const json& worker : job["workers"]) {
+      if (worker["state"] == "left") state.left.insert(worker["worker_id"].get<std::string>());
+    }
+    return state;
   } catch (const Failure&) {
-    return {};
+    return std::nullopt;
   }
 }
 

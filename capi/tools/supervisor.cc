@@ -107,9 +107,12 @@ struct Supervisor::Running : Child {
   bool runs_rank(int rank) const {
     return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
   }
+  // A worker that runs, and is not known to be on its way out of the job.
+  bool is_at_work() const { return pid != 0 && workers > 0 && !dismissed && !left; }
 
   bool succeeded = false;  // it has ended with status 0
   bool dismissed = false;  // its end has been asked for, and is no failure
+  bool left = false;       // it has left the job in good order
   pid_t pid;               // also its process group; 0 once it has been reaped
   int pidfd = -1, input_fd = -1;
   std::unique_ptr<LineOutput> output, errors;
@@ -226,17 +229,22 @@ uint32_t Supervisor::good_workers() const {
 }
 
 uint32_t Supervisor::succeeded_workers() const {
-  return count_workers([](const Running& child) { return child.succeeded; });
+  return count_workers(
+      [](const Running& child) { return child.succeeded || (child.pid != 0 && child.left); });
 }
 
 uint32_t Supervisor::running_workers() const {
-  return count_workers([](const Running& child) { return child.pid != 0 && !child.dismissed; });
+  return count_workers([](const Running& child) { return child.is_at_work(); });
+}
+
+void Supervisor::note_left(const std::set<std::string>& ids) {
+  for (const auto& child : children_) child->left = ids.contains(child->worker_id);
 }
 
 void Supervisor::keep_workers(uint32_t number) {
   uint32_t running = running_workers();
   for (auto child = children_.rbegin(); child != children_.rend() && running > number; ++child) {
-    if ((*child)->pid == 0 || (*child)->dismissed || (*child)->workers != 1) continue;
+    if (!(*child)->is_at_work()) continue;
     --running;
     (*child)->dismissed = true;
     stop(**child, SIGKILL);

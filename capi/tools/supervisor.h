@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Child {
   bool service = false;
   // Ranks first_rank to first_rank + workers - 1 run in this child; -1: none.
   int first_rank = -1, workers = 0;
+  std::string worker_id = {};  // of its only worker
 };
 
 std::map<std::string, std::string, std::less<>> own_environment();
@@ -78,8 +80,10 @@ class Supervisor {
     task_ = std::move(task);
     task_at_ = std::chrono::steady_clock::now() + interval;
   }
-  uint32_t running_workers() const;
-  uint32_t succeeded_workers() const;  // have ended with status 0
+  // Takes over which workers have left the job in good order, by their ids.
+  void note_left(const std::set<std::string>& ids);
+  uint32_t running_workers() const;    // but for those that have left
+  uint32_t succeeded_workers() const;  // have ended with status 0, or have left and still run
   // Ends all children. The status is that of the last failure that was tolerated, or 1.
   void fail(const std::string& why);
   // Kills the workers that were started last until `number` are left. This is no failure. It uses SIGKILL,

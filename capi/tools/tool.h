@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -69,12 +71,12 @@ using OwnedHead = Owned<dsgd_head, dsgd_head_free>;
 void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
                const std::vector<std::string>& settings);
 
-// The number of workers that the last dsgd_job_scale asked for, and the number of such requests. 0: there was
-// none, or the head does not answer.
-struct WantedWorkers {
-  uint32_t number = 0, requests = 0;
+// The part of the head's status that `dsgd run` follows.
+struct JobState {
+  uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
+  std::set<std::string> left;                       // ids of the workers that have left in good order
 };
-WantedWorkers wanted_workers(const OwnedConfig& config);
+std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 
 // Each adds its options to a subcommand and returns what runs it; the result is the exit status.
 using Command = std::function<int()>;

@@ -2,13 +2,16 @@
 """`dsgd run --restarts` starts a worker that has died again, and it joins the job that the others have gone on with. If that
 job is over, it starts all workers again.
 
-restart.py DSGD WORKER
+restart.py DSGD LOSS_WORKER WORKER
 
 Worker 1 of three kills itself in step 20 (loss_worker.c). The one that is started in its place has number 4, so the steps
 tell it from the first. The job lasts until it has taken part in a step.
 
 Then both workers of a job are killed at once. Those that are started in their places can join no job, and do not count as
 restarts.
+
+At last one of two workers (worker.c) closes its session, and its script goes on. Then the other is killed, which ends the job.
+The script runs to its end, and nothing is started again.
 """
 import os
 import signal
@@ -27,6 +30,15 @@ if mkdir "$FOLDER/$DSGD_RANK" 2>/dev/null; then echo "pid $$"; exec "$WORKER" $D
 "$WORKER" $DSGD_RANK 20 300 1000 >"$FOLDER/$$"
 cat "$FOLDER/$$"
 ! grep -q '^failed ' "$FOLDER/$$"
+"""
+
+LAST = """
+if [ $DSGD_RANK = 1 ]; then echo "pid $$"; exec "$WORKER" leave 0 1000; fi
+"$WORKER" leave 0 &
+echo "pid $!"
+wait $!
+echo left
+read line <"$FOLDER/end" && echo saved
 """
 
 
@@ -90,13 +102,43 @@ def lose_all(dsgd, worker, environment):
     return bool(problems)
 
 
+def lose_last(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(os.path.join(folder, "end"))
+        end = os.open(os.path.join(folder, "end"), os.O_RDWR)
+        job = subprocess.Popen(
+            [dsgd, "run", "-n", "2", "--restarts", "1", "--set", "min_workers=1", "--set", "lease=2s", "--", "sh", "-c", LAST],
+            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pids, lines = {}, []
+        for line in job.stdout:
+            lines.append(line)
+            name, _, rest = line.rstrip("\n").partition("] ")
+            if rest.startswith("pid "):
+                pids[name] = int(rest.split()[1])
+            if rest == "joined 0":
+                os.kill(pids["[0"], signal.SIGUSR1)
+            if rest == "left":
+                os.kill(pids["[1"], signal.SIGKILL)
+            if "was killed by signal 9" in rest:  # dsgd run has looked at the job by now
+                os.write(end, b"\n")
+            if "starting all workers again" in line:
+                job.terminate()
+        os.close(end)
+        status = job.wait(timeout=100)
+    if status == 0 and "[0] saved\n" in lines:
+        return 0
+    print("FAILED:", f"dsgd run ended with status {status}, and worker 0 has not ended its work", *lines[-40:], sep="\n  ")
+    return 1
+
+
 def main():
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4:
         print(__doc__)
         return 2
-    dsgd, worker = sys.argv[1:]
+    dsgd, loss_worker, worker = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
-    return lose_one(dsgd, worker, environment) or lose_all(dsgd, worker, environment)
+    return (lose_one(dsgd, loss_worker, environment) or lose_all(dsgd, loss_worker, environment) or
+            lose_last(dsgd, worker, environment))
 
 
 if __name__ == "__main__":
