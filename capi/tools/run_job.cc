@@ -219,13 +219,16 @@ bool Job::replace(int number) {
 bool Job::end_if_over() {
   std::string failure;
   if (!head_is_here_ || !head_.job_is_over(&failure)) return false;
-  if (failure.empty()) return true;
-  // Those that wait to join are refused, and the last workers may be lost after the others have left. Neither
-  // is a failure if enough workers have left in good order.
   const auto job = job_state(head_config_);
   if (!job) return true;  // the head's answer is late; follow_head() asks again
+  // Those that wait to join are refused, and the last workers may be lost after the others have left. Neither
+  // is a failure if enough workers have left in good order.
   supervisor_->note_left(job->left);
-  if (supervisor_->succeeded_workers() < least_) supervisor_->fail("the job is over: " + failure);
+  if (!failure.empty() && supervisor_->succeeded_workers() < least_) {
+    supervisor_->fail("the job is over: " + failure);
+  } else {
+    supervisor_->note_lost(job->lost);
+  }
   return true;
 }
 
@@ -240,6 +243,8 @@ void Job::follow_head() {
     const auto job = job_state(head_config_);
     if (!job) return;
     supervisor_->note_left(job->left);
+    if (job->failed) return;  // it is over soon
+    supervisor_->note_lost(job->lost);
     scale(*job);
   });
 }

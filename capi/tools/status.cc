@@ -208,8 +208,11 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
       state.scale_requests = job["scale_requests"];
     }
     for (const json& worker : job["workers"]) {
-      if (worker["state"] == "left") state.left.insert(worker["worker_id"].get<std::string>());
+      const std::string id = worker["worker_id"];
+      if (worker["state"] == "left") state.left.insert(id);
+      if (worker["state"] == "lost") state.lost.insert(id);
     }
+    state.failed = job["state"] == "failed";
     return state;
   } catch (const Failure&) {
     return std::nullopt;

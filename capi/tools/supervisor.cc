@@ -108,12 +108,20 @@ struct Supervisor::Running : Child {
     return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
   }
   // A worker that runs, and is not known to be on its way out of the job.
-  bool is_at_work() const { return pid != 0 && workers > 0 && !dismissed && !left; }
+  bool is_at_work() const { return pid != 0 && workers > 0 && !dismissed && !left && !lost; }
+  bool has_exited() const {
+    pollfd exit{pidfd, POLLIN, 0};
+    return pid == 0 || poll(&exit, 1, 0) > 0;
+  }
 
   bool succeeded = false;  // it has ended with status 0
   bool dismissed = false;  // its end has been asked for, and is no failure
   bool left = false;       // it has left the job in good order
-  pid_t pid;               // also its process group; 0 once it has been reaped
+  bool lost = false;       // from the job, while the others went on
+  // Of a lost one: the next signal that it gets, and when.
+  int next_signal = SIGTERM;
+  Clock::time_point signal_at = Clock::time_point::max();
+  pid_t pid;  // also its process group; 0 once it has been reaped
   int pidfd = -1, input_fd = -1;
   std::unique_ptr<LineOutput> output, errors;
 };
@@ -225,7 +233,8 @@ uint32_t Supervisor::count_workers(Counts counts) const {
 }
 
 uint32_t Supervisor::good_workers() const {
-  return count_workers([](const Running& child) { return child.pid != 0 || child.succeeded; });
+  return count_workers(
+      [](const Running& child) { return child.succeeded || (child.pid != 0 && !child.lost); });
 }
 
 uint32_t Supervisor::succeeded_workers() const {
@@ -241,6 +250,26 @@ void Supervisor::note_left(const std::set<std::string>& ids) {
   for (const auto& child : children_) child->left = ids.contains(child->worker_id);
 }
 
+void Supervisor::note_lost(const std::set<std::string>& ids) {
+  for (const auto& child : children_) {
+    if (ending_ || !ids.contains(child->worker_id) || child->lost || child->dismissed || child->has_exited())
+      continue;
+    std::fprintf(stderr, "dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
+                 child->command[0].c_str());
+    child->lost = true;
+    child->signal_at = Clock::now() + grace_ / 2;
+    kill(-child->pid, SIGCONT);
+  }
+}
+
+// Sends the next signal to a lost worker, if it is due.
+void Supervisor::press(Running& child) {
+  if (Clock::now() < child.signal_at) return;
+  const bool last = child.next_signal == SIGKILL;
+  stop(child, std::exchange(child.next_signal, SIGKILL));
+  child.signal_at = last ? Clock::time_point::max() : Clock::now() + grace_ / 2;
+}
+
 void Supervisor::keep_workers(uint32_t number) {
   uint32_t running = running_workers();
   for (auto child = children_.rbegin(); child != children_.rend() && running > number; ++child) {
@@ -253,6 +282,7 @@ void Supervisor::keep_workers(uint32_t number) {
 
 Clock::time_point Supervisor::next_event() const {
   auto next = awaited_ ? std::min(kill_at_, await_until_) : kill_at_;
+  for (const auto& child : children_) next = std::min(next, child->signal_at);
   if (ending_) return next;  // notes are no longer printed
   if (task_) next = std::min(next, task_at_);
   for (const auto& note : notes_) next = std::min(next, note->due());
@@ -311,6 +341,7 @@ void Supervisor::handle_events() {
     task_();
     task_at_ = Clock::now() + interval_;
   }
+  for (const auto& child : children_) press(*child);
   if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
   if (Clock::now() >= kill_at_) {
     std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
@@ -384,12 +415,13 @@ void Supervisor::ended(Running& child) {
   int wait_status = 0;
   waitpid(child.pid, &wait_status, 0);
   child.pid = 0;
+  child.signal_at = Clock::time_point::max();
   child.close_input();
   child.output->copy();
   child.errors->copy();
   reports_.take();  // all that it has reported
   reports_.forget(child.first_rank);
-  const int status = exit_status(wait_status);
+  const int status = child.lost ? std::max(exit_status(wait_status), 1) : exit_status(wait_status);
   child.succeeded = status == 0;
   if (child.succeeded && child.workers > 0) unjoined_ = &child;
   follow_joins();
@@ -402,9 +434,11 @@ void Supervisor::ended(Running& child) {
   }
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                              : " failed with status " + std::to_string(status);
-  if (!ending_ && min_workers_ > 0 && good_workers() >= min_workers_ && child.workers == 1 &&
-      reports_.joins() > 0) {
+                          : wait_status == 0 ? " has ended"
+                                             : " failed with status " + std::to_string(status);
+  const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
+                                           child.workers == 1 && reports_.joins() > 0);
+  if (!ending_ && others_go_on) {
     tolerated_ = status;
     const bool replaced = replace_ && replace_(child.first_rank);
     const char* const others = ending_    ? ""

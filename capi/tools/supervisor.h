@@ -82,7 +82,11 @@ class Supervisor {
   }
   // Takes over which workers have left the job in good order, by their ids.
   void note_left(const std::set<std::string>& ids);
-  uint32_t running_workers() const;    // but for those that have left
+  // Takes over which workers were lost while the others went on, by their ids. They count as failed, even if
+  // they still run. Continues those that are stopped. Each has half of the grace to end by itself, then gets
+  // SIGTERM, and SIGKILL when the grace is over.
+  void note_lost(const std::set<std::string>& ids);
+  uint32_t running_workers() const;    // but for those that have left or were lost
   uint32_t succeeded_workers() const;  // have ended with status 0, or have left and still run
   // Ends all children. The status is that of the last failure that was tolerated, or 1.
   void fail(const std::string& why);
@@ -98,6 +102,7 @@ class Supervisor {
   struct Running;
   void handle_events();
   void handle_signals();
+  void press(Running& child);
   void reap();
   void ended(Running& child);
   void report_first_failure(const Running& child, const std::string& how, int status);

@@ -75,6 +75,8 @@ void configure(const OwnedConfig& config, const std::string& file, const std::ve
 struct JobState {
   uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
   std::set<std::string> left;                       // ids of the workers that have left in good order
+  std::set<std::string> lost;                       // and of those that were lost
+  bool failed = false;
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 

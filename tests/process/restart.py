@@ -10,6 +10,9 @@ tell it from the first. The job lasts until it has taken part in a step.
 Then both workers of a job are killed at once. Those that are started in their places can join no job, and do not count as
 restarts.
 
+Then a worker hangs and is evicted (straggler_timeout). Its process ignores SIGTERM. The one that is started in its place takes
+part in steps.
+
 At last one of two workers (worker.c) closes its session, and its script goes on. Then the other is killed, which ends the job.
 The script runs to its end, and nothing is started again.
 """
@@ -39,6 +42,16 @@ echo "pid $!"
 wait $!
 echo left
 read line <"$FOLDER/end" && echo saved
+"""
+
+HANGS = """
+if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/hung" 2>/dev/null; then
+  trap "" TERM
+  "$WORKER" 1 4000 4001 1000000000
+  exec sleep 1000
+fi
+echo "pid $$"
+exec "$WORKER" $DSGD_RANK 4000 4001 10000
 """
 
 
@@ -102,6 +115,34 @@ def lose_all(dsgd, worker, environment):
     return bool(problems)
 
 
+def lose_stuck(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ["min_workers=2", "lease=1s", "straggler_timeout=1s"]
+        job = subprocess.Popen(
+            [dsgd, "run", "-n", "3", "--restarts", "1", "--grace", "1", *(word for one in settings for word in ("--set", one)), "--",
+             "sh", "-c", HANGS],
+            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pid, models, lines = None, [], []
+        for line in job.stdout:
+            name, _, rest = line.rstrip("\n").partition("] ")
+            if name == "[0" and rest.startswith("pid "):
+                pid = int(rest.split()[1])
+            if name == "[1" and rest.startswith("step ") and pid:
+                os.kill(pid, signal.SIGTERM)  # stops all workers after the same step
+                pid = None
+            if rest.startswith("values "):
+                models.append(rest)
+            elif not rest.startswith("step "):
+                lines.append(line)
+        status = job.wait(timeout=100)
+    killed = "was killed by signal 9; the others go on, and it is started again" in "".join(lines)
+    if status == 0 and killed and len(models) == 3 and len(set(models)) == 1:
+        return 0
+    print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
+          f"the worker that hung was {'' if killed else 'not '}killed", *lines[-40:], sep="\n  ")
+    return 1
+
+
 def lose_last(dsgd, worker, environment):
     with tempfile.TemporaryDirectory() as folder:
         os.mkfifo(os.path.join(folder, "end"))
@@ -138,7 +179,7 @@ def main():
     dsgd, loss_worker, worker = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
     return (lose_one(dsgd, loss_worker, environment) or lose_all(dsgd, loss_worker, environment) or
-            lose_last(dsgd, worker, environment))
+            lose_stuck(dsgd, loss_worker, environment) or lose_last(dsgd, worker, environment))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ scale.py DSGD WORKER
 The job begins with two workers and is scaled to four, to one and to three. Then one worker is killed, and the job is scaled to
 three again. Each number is asked for after a step of worker 0 (loss_worker.c) with the previous number. At the end SIGTERM
 makes worker 0 stop, and with it the two others; all three have the same values.
+
+In a second job a worker of four is stopped for longer than its lease, and two live workers are wanted, then four.
 """
 import json
 import os
@@ -14,18 +16,24 @@ import subprocess
 import sys
 import threading
 
-PLAN = [2, 4, 1, 3, 2, 3]
-LOSS = 4  # index in PLAN; the others come from dsgd scale
 
 
 class Job:
+    PLAN = [2, 4, 1, 3, 2, 3]
+    LOSS = 4  # index in PLAN; the others come from dsgd scale
+    LOST = "worker-5", signal.SIGKILL
+    LEFT = {"[0", "[4", "[6"}
+    STOPPED = 3  # by dsgd run
+    SETTINGS = ["min_workers=1", "max_workers=4"]
+
     def __init__(self, dsgd, worker):
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
         self.environment["DSGD_TOKEN"] = "of the test"
-        self.dsgd, self.head, self.wanted, self.seen = dsgd, None, list(PLAN), []
+        self.dsgd, self.head, self.wanted, self.seen = dsgd, None, list(self.PLAN), []
         self.problems, self.values, self.errors = [], {}, []
         self.process = subprocess.Popen(
-            [dsgd, "run", "-n", "2", "--set", "min_workers=1", "--set", "max_workers=4", "--", worker, "0", "4000", "4001", "10000"],
+            [dsgd, "run", "-n", str(self.PLAN[0]), *(word for setting in self.SETTINGS for word in ("--set", setting)), "--",
+             worker, "0", "4000", "4001", "10000"],
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.reader = threading.Thread(target=self.read_errors)
         self.reader.start()
@@ -46,7 +54,7 @@ class Job:
         if status != 0:
             self.problems.append(f"dsgd scale {number} ended with status {status}: {text}")
 
-    def refuse(self):
+    def end(self):
         status, text = self.ask("scale", "5")
         if status != 1 or "max_workers = 4" not in text:
             self.problems.append(f"dsgd scale 5 ended with status {status}: {text}")
@@ -70,12 +78,12 @@ class Job:
                 self.seen.append(size)
             if self.wanted and size == self.wanted[0]:
                 del self.wanted[0]
-                if len(self.wanted) == len(PLAN) - LOSS:
-                    self.kill("worker-5", signal.SIGKILL)
+                if len(self.wanted) == len(self.PLAN) - self.LOSS:
+                    self.kill(*self.LOST)
                 elif self.wanted:
                     self.scale(self.wanted[0])
                 else:
-                    self.refuse()
+                    self.end()
                     self.kill("worker-0", signal.SIGTERM)
 
     def check(self):
@@ -84,18 +92,31 @@ class Job:
         if self.process.wait() != 0:
             self.problems.append(f"dsgd run ended with status {self.process.returncode}")
         if self.wanted:
-            self.problems.append(f"the steps of worker 0 have seen {self.seen} workers, not {PLAN}")
-        if set(self.values) != {"[0", "[4", "[6"} or len(set(self.values.values())) != 1:
+            self.problems.append(f"the steps of worker 0 have seen {self.seen} workers, not {self.PLAN}")
+        if set(self.values) != self.LEFT or len(set(self.values.values())) != 1:
             self.problems.append(f"{len(set(self.values.values()))} different models, of the workers {sorted(self.values)}")
-        if sum("was stopped; the others go on" in line for line in self.errors) != 3:
-            self.problems.append("three workers were to be stopped")
+        if sum("was stopped; the others go on" in line for line in self.errors) != self.STOPPED:
+            self.problems.append(f"the number of workers that were stopped is not {self.STOPPED}")
 
 
-def main():
-    if len(sys.argv) != 3:
-        print(__doc__)
-        return 2
-    job = Job(*sys.argv[1:])
+class JobWithStoppedWorker(Job):
+    PLAN = [4, 3, 2, 4]
+    LOSS = 1
+    LOST = "worker-1", signal.SIGSTOP
+    LEFT = {"[0", "[2", "[4", "[5"}
+    STOPPED = 1
+    SETTINGS = ["min_workers=2", "max_workers=5", "lease=1s"]
+
+    def end(self):
+        pass
+
+    def check(self):
+        super().check()
+        if not any(line.startswith("dsgd run: [1] ") and "has ended; the others go on" in line for line in self.errors):
+            self.problems.append("the worker that was stopped has not ended before the others")
+
+
+def run(job):
     try:
         while not job.head and job.process.poll() is None:
             job.reader.join(0.01)
@@ -106,6 +127,13 @@ def main():
     if job.problems:
         print("FAILED:", *job.problems, *(line.rstrip() for line in job.errors[-40:]), sep="\n  ")
     return bool(job.problems)
+
+
+def main():
+    if len(sys.argv) != 3:
+        print(__doc__)
+        return 2
+    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker))
 
 
 if __name__ == "__main__":
