@@ -118,6 +118,7 @@ class Job {
   bool replace(int number);
   bool end_if_over();
   void follow_head();
+  bool has_settled(const JobState& job);
   void scale(const JobState& job);
   void count_restarts();
   void warn_if_unjoined() const;
@@ -135,6 +136,9 @@ class Job {
   int next_;                                   // number of the next worker that joins as the job runs
   uint32_t started_ = 0, replaced_ = 0;        // workers
   uint32_t scale_requests_ = 0;                // that have been followed
+  uint32_t most_workers_ = kMostWorkers;       // while `dsgd scale` wants fewer than there are
+  std::string stopped_;                        // id of the worker that was stopped last
+  uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
   LocalHead head_;
   const OwnedConfig head_config_;  // to ask the head for its status
 };
@@ -249,16 +253,32 @@ void Job::follow_head() {
   });
 }
 
-// After each new call of `dsgd scale`, stops workers, or starts those that are missing. Losses between two
-// calls are left to --restarts.
+// Returns whether all workers have made a step in the present view, and the worker that was stopped last is
+// not in it. By then the copies of the state that this worker held have been made again (`ps` with `copies`).
+bool Job::has_settled(const JobState& job) {
+  if (!job.steps || job.present.contains(stopped_)) return false;
+  const auto [fewest, most] = *job.steps;
+  if (std::exchange(view_, job.view) != job.view) steps_in_view_ = most;
+  return fewest > steps_in_view_;
+}
+
+// After each new call of `dsgd scale`, starts workers that are missing, or stops workers: one after the
+// other, so that no state is lost. Losses between two calls are left to --restarts.
 void Job::scale(const JobState& job) {
-  if (job.scale_requests == std::exchange(scale_requests_, job.scale_requests)) return;
+  const bool settled = has_settled(job);
   const uint32_t running = supervisor_->running_workers();
-  if (running == job.wanted_workers) return;
-  std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
-  supervisor_->keep_workers(job.wanted_workers);
-  for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
-    start_worker(next_, "worker-" + std::to_string(next_));
+  if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
+    most_workers_ = job.wanted_workers;
+    if (running != job.wanted_workers)
+      std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
+    for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
+      start_worker(next_, "worker-" + std::to_string(next_));
+  }
+  if (running <= most_workers_) {
+    most_workers_ = kMostWorkers;
+  } else if (settled) {
+    stopped_ = supervisor_->stop_worker();
+  }
 }
 
 // Replacements that never joined the job do not count as restarts.

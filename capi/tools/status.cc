@@ -199,6 +199,21 @@ void add_head_options(CLI::App& app, HeadOptions* options) {
 
 }  // namespace
 
+namespace {
+
+std::optional<std::pair<uint64_t, uint64_t>> steps_in_view(const json& job) {
+  std::pair<uint64_t, uint64_t> steps{UINT64_MAX, 0};
+  for (const json& worker : job["workers"]) {
+    if (worker["state"] != "running") continue;
+    if (worker["view"].is_null() || worker["view"] != job["view"]) return std::nullopt;
+    const uint64_t own = worker["steps"];
+    steps = {std::min(steps.first, own), std::max(steps.second, own)};
+  }
+  return steps;
+}
+
+}  // namespace
+
 std::optional<JobState> job_state(const OwnedConfig& config) {
   try {
     const json job = json::parse(job_status(config, 1));
@@ -209,10 +224,14 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
     }
     for (const json& worker : job["workers"]) {
       const std::string id = worker["worker_id"];
-      if (worker["state"] == "left") state.left.insert(id);
-      if (worker["state"] == "lost") state.lost.insert(id);
+      auto& ids = worker["state"] == "left"   ? state.left
+                  : worker["state"] == "lost" ? state.lost
+                                              : state.present;
+      ids.insert(id);
     }
     state.failed = job["state"] == "failed";
+    if (!job["view"].is_null()) state.view = job["view"];
+    state.steps = steps_in_view(job);
     return state;
   } catch (const Failure&) {
     return std::nullopt;

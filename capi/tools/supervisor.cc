@@ -270,14 +270,13 @@ void Supervisor::press(Running& child) {
   child.signal_at = last ? Clock::time_point::max() : Clock::now() + grace_ / 2;
 }
 
-void Supervisor::keep_workers(uint32_t number) {
-  uint32_t running = running_workers();
-  for (auto child = children_.rbegin(); child != children_.rend() && running > number; ++child) {
-    if (!(*child)->is_at_work()) continue;
-    --running;
-    (*child)->dismissed = true;
-    stop(**child, SIGKILL);
-  }
+std::string Supervisor::stop_worker() {
+  const auto last = std::find_if(children_.rbegin(), children_.rend(),
+                                 [](const auto& child) { return child->is_at_work(); });
+  if (last == children_.rend()) return "";
+  (*last)->dismissed = true;
+  stop(**last, SIGKILL);
+  return (*last)->worker_id;
 }
 
 Clock::time_point Supervisor::next_event() const {

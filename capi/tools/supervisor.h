@@ -90,9 +90,9 @@ class Supervisor {
   uint32_t succeeded_workers() const;  // have ended with status 0, or have left and still run
   // Ends all children. The status is that of the last failure that was tolerated, or 1.
   void fail(const std::string& why);
-  // Kills the workers that were started last until `number` are left. This is no failure. It uses SIGKILL,
-  // since on SIGTERM many programs ask all workers to stop.
-  void keep_workers(uint32_t number);
+  // Kills the worker that was started last, and returns its id. This is no failure. It uses SIGKILL, since on
+  // SIGTERM many programs ask all workers to stop.
+  std::string stop_worker();
   // Whether the user, or the `dsgd run` that supervises this one, has ended the children.
   bool interrupted() const { return interrupted_; }
   // After wait(): forgets these children, so that others can be started.

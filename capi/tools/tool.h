@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dsgd/dsgd.h"
@@ -71,12 +72,16 @@ using OwnedHead = Owned<dsgd_head, dsgd_head_free>;
 void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
                const std::vector<std::string>& settings);
 
-// The part of the head's status that `dsgd run` follows.
+// The part of the head's status that `dsgd run` follows. Sets hold ids of workers.
 struct JobState {
   uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
-  std::set<std::string> left;                       // ids of the workers that have left in good order
-  std::set<std::string> lost;                       // and of those that were lost
+  std::set<std::string> left;                       // in good order
+  std::set<std::string> lost, present;
   bool failed = false;
+  uint64_t view = 0;
+  // The steps that the workers of the view have made, the fewest and the most. nullopt: some have not
+  // reported since they are in this view.
+  std::optional<std::pair<uint64_t, uint64_t>> steps;
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 

@@ -4,8 +4,9 @@
 scale.py DSGD WORKER
 
 The job begins with two workers and is scaled to four, to one and to three. Then one worker is killed, and the job is scaled to
-three again. Each number is asked for after a step of worker 0 (loss_worker.c) with the previous number. At the end SIGTERM
-makes worker 0 stop, and with it the two others; all three have the same values.
+three again. The workers are stopped one after the other: worker 0 (loss_worker.c) makes a step with each number between four
+and one. Each number is asked for after a step of worker 0 with the previous number. At the end SIGTERM makes worker 0 stop, and
+with it the two others; all three have the same values.
 
 In a second job a worker of four is stopped for longer than its lease, and two live workers are wanted, then four.
 """
@@ -24,7 +25,7 @@ class Job:
     LOST = "worker-5", signal.SIGKILL
     LEFT = {"[0", "[4", "[6"}
     STOPPED = 3  # by dsgd run
-    SETTINGS = ["min_workers=1", "max_workers=4"]
+    SETTINGS = ["min_workers=1", "max_workers=4", "lease=1s", "strategy=ps", "copies=2"]
 
     def __init__(self, dsgd, worker):
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
@@ -97,6 +98,8 @@ class Job:
             self.problems.append(f"{len(set(self.values.values()))} different models, of the workers {sorted(self.values)}")
         if sum("was stopped; the others go on" in line for line in self.errors) != self.STOPPED:
             self.problems.append(f"the number of workers that were stopped is not {self.STOPPED}")
+        if self.PLAN == Job.PLAN and ", 4, 3, 2, 1, " not in str(self.seen):
+            self.problems.append(f"the steps of worker 0 have seen {self.seen} workers: no steps between two stops")
 
 
 class JobWithStoppedWorker(Job):
