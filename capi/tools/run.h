@@ -30,6 +30,9 @@ std::string random_token();
 std::vector<Setting> common_settings(const RunOptions& options);
 // Refuses wrong settings before anything runs, so that not each worker reports them.
 void check_settings(const std::vector<Setting>& settings);
+// Returns the smallest number of workers with which the job goes on after a loss, or waits for others; 0 if
+// any loss ends it.
+uint32_t least_workers(const std::vector<Setting>& settings);
 // Keys that `dsgd run` sets for each worker itself.
 bool is_own_key(const std::string& key);
 // Returns what to write instead of an option that is named as a configuration key ("--init-timeout"), or "".

@@ -2,6 +2,7 @@
 // `dsgd head`.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -42,6 +43,13 @@ Environment job_environment(const RunOptions& options) {
     variables[name] = value;
   }
   return variables;
+}
+
+// See least_workers().
+uint32_t least_workers_of(const RunOptions& options, uint32_t all_workers) {
+  auto settings = common_settings(options);
+  settings.push_back({"num_workers", std::to_string(all_workers)});
+  return least_workers(settings);
 }
 
 std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
@@ -132,6 +140,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
   }
 
+  // Of a host whose workers were lost, or that was lost itself.
+  supervisor.tolerate_failures(std::min(least_workers_of(options, all_workers), 1U), nullptr);
   uint32_t rank = 0;
   for (const auto& host : hosts) {
     std::vector<std::string> remote = {remote_dsgd(options),

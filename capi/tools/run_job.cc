@@ -88,21 +88,6 @@ bool LocalHead::job_is_over(std::string* failure) const {
   return status != DSGD_ERR_WAIT_TIMEOUT;
 }
 
-// Returns the smallest number of workers with which the job goes on after a loss, or waits for others; 0 if
-// any loss ends it.
-uint32_t least_workers(const std::vector<Setting>& settings) {
-  OwnedConfig config(dsgd_config_new());
-  apply_to_config(settings, config);
-  const auto number = [&](const char* key) {
-    return static_cast<uint32_t>(std::atoi(dsgd_config_value(config.get(), key)));
-  };
-  const uint32_t all = number("num_workers"), least = number("min_workers");
-  const std::chrono::nanoseconds wait(
-      dsgd::config::parse_duration(dsgd_config_value(config.get(), "rejoin_timeout")).value_or(0));
-  if (!dsgd::views_change(all, least, number("max_workers"), wait)) return 0;
-  return wait.count() > 0 ? 1 : dsgd::or_all(least, all);
-}
-
 // The job of one run_job(). A worker's number is its rank if the job begins with it. Workers with greater
 // numbers join the job as it runs.
 class Job {
@@ -165,7 +150,11 @@ Job::Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std
 int Job::run() {
   if (head_is_here_) start_head();
   if (has_rank_0_) announce();
-  supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
+  if (head_is_here_) {
+    supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
+  } else {
+    supervisor_->tolerate_failures(std::min(least_, 1U), nullptr);  // only the head knows how many are left
+  }
   for (const auto& [rank, group] : groups_) start_worker(rank, "worker-" + std::to_string(rank));
   if (head_is_here_ && least_ > 0) follow_head();
   const int status = supervisor_->wait();
@@ -222,7 +211,7 @@ bool Job::replace(int number) {
 // Returns whether the job is over. If it has failed, ends the workers.
 bool Job::end_if_over() {
   std::string failure;
-  if (!head_is_here_ || !head_.job_is_over(&failure)) return false;
+  if (!head_.job_is_over(&failure)) return false;
   const auto job = job_state(head_config_);
   if (!job) return true;  // the head's answer is late; follow_head() asks again
   // Those that wait to join are refused, and the last workers may be lost after the others have left. Neither
@@ -295,6 +284,19 @@ void Job::warn_if_unjoined() const {
 }
 
 }  // namespace
+
+uint32_t least_workers(const std::vector<Setting>& settings) {
+  OwnedConfig config(dsgd_config_new());
+  apply_to_config(settings, config);
+  const auto number = [&](const char* key) {
+    return static_cast<uint32_t>(std::atoi(dsgd_config_value(config.get(), key)));
+  };
+  const uint32_t all = number("num_workers"), least = number("min_workers");
+  const std::chrono::nanoseconds wait(
+      dsgd::config::parse_duration(dsgd_config_value(config.get(), "rejoin_timeout")).value_or(0));
+  if (!dsgd::views_change(all, least, number("max_workers"), wait)) return 0;
+  return wait.count() > 0 ? 1 : dsgd::or_all(least, all);
+}
 
 void check_together(std::vector<Setting> settings) {
   LocalHead head(DSGD_LOG_WARNING);

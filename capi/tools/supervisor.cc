@@ -436,13 +436,14 @@ void Supervisor::ended(Running& child) {
                           : wait_status == 0 ? " has ended"
                                              : " failed with status " + std::to_string(status);
   const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
-                                           child.workers == 1 && reports_.joins() > 0);
+                                           child.workers > 0 && reports_.joins() > 0);
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     const bool replaced = replace_ && replace_(child.first_rank);
-    const char* const others = ending_    ? ""
-                               : replaced ? "; the others go on, and it is started again"
-                                          : "; the others go on";
+    const char* const others = ending_     ? ""
+                               : replaced  ? "; the others go on, and it is started again"
+                               : !replace_ ? "; the head decides whether the others go on"
+                                           : "; the others go on";
     std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
                  others);
     return;

@@ -67,9 +67,10 @@ class Supervisor {
   int wait();
   // The reports of the workers. Those on other hosts come from the `dsgd run` there.
   WorkerReports& reports() { return reports_; }
-  // Once the job has begun, a worker may fail without ending the others if at least `min_workers` are left.
-  // 0: none may fail. Then `replace`, if set, is called with its rank; it returns whether it has started
-  // another worker instead. It may call fail().
+  // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
+  // workers are left in the others. 0: none may fail. Then `replace` is called with its rank; it returns
+  // whether it has started another worker instead. It may call fail(). nullptr: a head elsewhere decides
+  // whether the job goes on; if it does not, the others fail by themselves.
   void tolerate_failures(uint32_t min_workers, std::function<bool(int first_rank)> replace) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
