@@ -110,13 +110,14 @@ int refuse(const std::string& fault) {
 }
 
 int run_tool(int argc, char** argv) {
-  // All words after the first "--" belong to the command to run, its options too.
+  // All words of `dsgd run` after the first "--" belong to the command to run, its options too.
   std::vector<std::string> own(argv + 1, argv + argc);
-  const auto dashes = std::find(own.begin(), own.end(), "--");
+  const bool runs = !own.empty() && own.front() == "run";
+  const auto dashes = runs ? std::find(own.begin(), own.end(), "--") : own.end();
   std::vector<std::string> words;
   if (dashes != own.end()) words.assign(dashes + 1, own.end());
   own.erase(dashes, own.end());
-  if (!own.empty() && own.front() == "run") {
+  if (runs) {
     if (const std::string fault = separator_fault(own); !fault.empty()) return refuse(fault);
   }
 
