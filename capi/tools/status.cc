@@ -180,7 +180,8 @@ int run_scale(const ScaleOptions& options) {
   configure_for(options, config);
   dsgd_error* error = nullptr;
   check(dsgd_job_scale(config.get(), options.workers, options.timeout * 1000, &error), error);
-  std::printf("told the head: %d worker%s wanted\n", options.workers, options.workers == 1 ? "" : "s");
+  std::printf("told the head: %d worker%s wanted; `dsgd run` follows if it has started this head\n",
+              options.workers, options.workers == 1 ? "" : "s");
   return 0;
 }
 
@@ -245,9 +246,11 @@ Command add_scale(CLI::App& app) {
       ->check(whole_number(1, kMostWorkers));
   add_head_options(app, options.get());
   app.footer(
-      "The head keeps the number and starts nothing itself. The `dsgd run` that started the job starts or\n"
-      "stops workers within a second or two; so may any program that reads wanted_workers of\n"
-      "`dsgd status --json`. After a loss, the same number again makes up for it. The job must allow it:\n"
+      "The head keeps the number and starts nothing itself. A `dsgd run` that has started this head on its\n"
+      "node, without --head and --hosts, starts or stops workers within a second or two. Elsewhere, a "
+      "program\n"
+      "of yours has to read wanted_workers of `dsgd status --json`. After a loss, the same number again "
+      "makes up for it. The job must allow it:\n"
       "min_workers <= WORKERS <= max_workers.\n"
       "Exit status: 0: the head has the number; 1: it has not, and the reason is on standard error.");
   return [options] { return run_scale(*options); };
