@@ -74,10 +74,10 @@
  *              return at once.
  *   Deadlines  Every blocking call ends, except three calls with timeout_ms -1 (see Waiting), and
  *              dsgd_replica_add if CUDA hangs. A collective call ends within `step_timeout`, joining within
- *              `init_timeout`. A worker that dies or stops is noticed within `lease`. The error names who is missing. It may come up to 100 ms after the
- *              deadline, so that all workers name the same one. A step or another collective call that has
- *              not ended after `stall_warning` logs a warning with the missing workers and, of a step, the
- *              missing parameters.
+ *              `init_timeout`. A worker that dies or stops is noticed within `lease`. The error names who is
+ *              missing. It may come up to 100 ms after the deadline, so that all workers name the same one. A
+ *              step or another collective call that has not ended after `stall_warning` logs a warning with
+ *              the missing workers and, of a step, the missing parameters.
  *   Waiting    timeout_ms counts milliseconds. 0 does not wait. -1 waits until the operation's own deadline:
  *              `step_timeout`, for joining `init_timeout`, or the timeout_ms in the options of the operation.
  *              dsgd_log_poll, dsgd_queue_poll and dsgd_head_wait wait for events that have no deadline: with
@@ -425,14 +425,15 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
  *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
  *               wait ends too early, a warning in the log says that the step may not be final.
- *   Peers       The call then tells the peers and the head that this worker leaves. Until then the steps of
- *               the peers wait for it. A peer that does not answer delays the call until timeout_ms has
- *               passed, but at least one second and at most `lease` + 100 ms. After a failure of the session
- *               the limit is half a second, except on the worker that hosts the head. Queued bytes may take
- *               another second to write. A GPU that hangs while it copies for a collective may take another
- *               `lease`. If the limit passes while the network is cut, the head may not hear that this worker
- *               leaves: the other workers may then get DSGD_ERR_WORKER_LOST. With timeout_ms = -1, a cut
- *               shorter than `lease` less `heartbeat_interval` does no harm.
+ *   Peers       The call then tells the peers and the head that this worker leaves; the time for that adds to
+ *               that of the last step. Until then the steps of the peers wait for it. A peer that does not
+ *               answer delays the call until timeout_ms has passed, but at least one second and at most
+ *               `lease` + 100 ms. After a failure of the session the limit is half a second, except on the
+ *               worker that hosts the head. Queued bytes may take another second to write. A GPU that hangs
+ *               while it copies for a collective may take another `lease`. If the limit passes while the
+ *               network is cut, the head may not hear that this worker leaves: the other workers may then get
+ *               DSGD_ERR_WORKER_LOST. With timeout_ms = -1, a cut shorter than `lease` less
+ *               `heartbeat_interval` does no harm.
  *   Afterwards  Every call on the session returns DSGD_ERR_CLOSED, except dsgd_close, dsgd_session_info_read,
  *               dsgd_log_fd, dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
@@ -474,7 +475,8 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
 DSGD_API int32_t dsgd_finalize(dsgd_session *session);
 
 /* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
- * with this worker's rank and `reason` (may be NULL). The session has failed then. Every call on a failed
+ * with this worker's rank and `reason` (may be NULL); a worker that has joined a running job, and has not
+ * started, ends no other. The session has failed then. Every call on a failed
  * session returns that failure: its code, rank and message. Exceptions are the calls that end it or only read
  * local state: dsgd_close, dsgd_abort, dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank,
  * dsgd_local_size, dsgd_view, dsgd_session_info_read, dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest,
