@@ -152,7 +152,9 @@ struct Leave {  // a worker closes its session in good order (cause is OK) or be
   int32_t number = -1;
   uint64_t view = 0;  // that the worker is in
   Status cause;
-  uint64_t departure_call = 0;  // first call that it does not make; 0: no step can go on without it
+  // First call that it does not make; 0: no step can go on without it, or its session has failed. With a
+  // cause: it closes its session while the others wait for it.
+  uint64_t departure_call = 0;
 };
 struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
   int32_t number = -1;

@@ -96,6 +96,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   const std::shared_ptr<FailureDetector> detector;
   Scaling scaling;
   std::string job_nonce;       // of the running job
+  bool last_closed = false;    // the last worker that has trained, and is gone, has left in good order
   bool end_timer_set = false;  // all workers have left; the job ends a lease later at the latest
   // Control connections that have not asked to join, or were refused; the oldest first.
   std::list<ServerChannel*> idle;
@@ -359,8 +360,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known = workers.check_sender(workers.by_control(channel), report.number, report.view);
     if (!known.ok()) return respond(known.status());
     respond(transport::Message(transport::Empty{}));
-    if (report.steps > 0) known.value()->trains = true;
-    detector->on_progress(known.value()->index(), std::move(report));
+    Worker& worker = *known.value();
+    if (worker.first_steps == 0) worker.first_steps = report.steps;
+    worker.trains = worker.trains || report.steps > worker.first_steps;
+    detector->on_progress(worker.index(), std::move(report));
   }
 
   void on_report(ServerChannel& channel, const transport::Report& report, const Responder& respond) {
@@ -428,7 +431,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Worker& worker = *known.value();
     if (leave.view > workers.view()) return respond(workers.wrong_view(worker, leave.view));
     if (worker.left) return acknowledge(respond);
-    worker.closed = leave.cause.ok();
+    worker.closed = leave.cause.ok() || leave.departure_call > 0;
+    if (worker.trains) last_closed = worker.closed;
     if (worker.learner) {
       remove_workers({worker.index()}, leave.cause.ok()
                                            ? Status(Code::kClosed, describe_member(worker.info) + " has left")
@@ -491,6 +495,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     for (const size_t index : indices) {
       of_view |= !workers[index].learner;
       workers[index].lost = true;
+      if (workers[index].trains) last_closed = workers[index].closed;
       detector->end(index);
     }
     transport::WatchReply change = workers.members_in_view();
@@ -513,19 +518,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     enter_view(std::move(change));
   }
 
-  // The workers that have trained have closed their sessions in good order. `members`, which are left, have
+  // The last worker that has trained has closed its session in good order. `members`, which are left, have
   // joined meanwhile, and hold no values.
   bool is_over(const std::vector<MemberInfo>& members) const {
-    return std::any_of(workers.begin(), workers.end(),
-                       [](const Worker& w) { return w.closed && w.trains; }) &&
-           std::none_of(members.begin(), members.end(), [this](const MemberInfo& member) {
+    return last_closed && std::none_of(members.begin(), members.end(), [this](const MemberInfo& member) {
              return workers[static_cast<size_t>(member.number)].trains;
            });
   }
 
   // The members that are left fail with this error, and the job ends well.
   void end_without_learners(const Status& why) {
-    log->info("head: " + why.message() + "; all workers that have trained have left in good order");
+    log->info("head: " + why.message() +
+              "; the workers that have trained are gone, and the last has left in good order");
     phase = Phase::kBroken;
     detector->stop();
     transport::WatchReply reply;

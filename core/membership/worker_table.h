@@ -19,10 +19,11 @@ class WorkerTable {
     transport::ServerChannel* control = nullptr;  // null: closed
     // More than one after a cut or a pause, until the worker closes the others.
     std::set<transport::ServerChannel*> heartbeats;
-    bool away = false;     // it has no control connection, and will dial again
-    bool returns = false;  // `control` came by Return, and it has not asked for news on it yet
-    bool trains = false;   // it has made a step, or began with the job
-    bool closed = false;   // it has left in good order, even if the others do not wait for it
+    bool away = false;         // it has no control connection, and will dial again
+    bool returns = false;      // `control` came by Return, and it has not asked for news on it yet
+    uint64_t first_steps = 0;  // that the job had made when this worker reported steps for the first time
+    bool trains = false;       // it has made a step since, or began with the job
+    bool closed = false;       // it has left in good order, even if the others do not wait for it
     size_t index() const { return static_cast<size_t>(info.number); }
     bool in_job() const { return !left && !lost; }
     bool is_forgotten() const { return info.worker_id.empty(); }  // lost, and not in the record

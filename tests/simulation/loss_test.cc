@@ -437,7 +437,8 @@ class Outcome {
     const bool loses = !lost_.empty() || !job_.losses.empty() || !job_.head_losses.empty();
     if (!loses && reference && !(cluster_->head_result() && cluster_->head_result()->ok()))
       found.push_back("the head says that the job has failed: " +
-                      (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended"));
+                      (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended") +
+                      '\n' + cluster_->histories());
     if (reference) check_momenta(*reference, &found);
     if (reference && reference->first == 0 && job_.samples > 0) check_samples(*reference, &found);
     return found;
@@ -776,6 +777,28 @@ TEST(Join, WhileTheOthersEndTheJobDoesNotFailIt) {
     }
   }
   EXPECT_GT(joined, 0);
+}
+
+// One worker has closed in good order, and all others that hold values are lost while another one joins.
+TEST(Join, WhileTheLastWorkersAreLostFailsTheJobUnlessItHasTheState) {
+  int joined = 0, failed = 0;
+  for (Duration after = 24ms; after < 44ms; after += kStride * 100us) {
+    Job job{.workers = 3, .steps = 100, .losses = {{1, after, Loss::kKill}, {2, after, Loss::kKill}}};
+    job.leaves = {{0, 3}};
+    job.joins = {20ms};
+    job.delay = {0ms, 1ms};
+    SCOPED_TRACE(job.describe());
+    const Outcome outcome(job);
+    ASSERT_TRUE(outcome.ended);
+    ASSERT_FALSE(outcome.finished(1));
+    const auto& result = outcome.cluster().head_result();
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->ok(), outcome.finished(3)) << result->message() << outcome.cluster().histories();
+    ++(outcome.finished(3) ? joined : failed);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(joined, 0);
+  EXPECT_GT(failed, 0);
 }
 
 TEST(Loss, OfAnyWorkerLeavesEverySampleToBeUsedOnce) {
