@@ -57,7 +57,7 @@ class Test(RunningJob):
         self.head.start()
         self.wait_for_members("a join while there was no head", 0, 1, 4, 5)
 
-        for _ in range(5):  # perhaps before the workers have joined back
+        for _ in range(5):  # perhaps before the workers have come back
             self.kill_head()
             self.head.start()
         self.wait_for_steps("training goes on after several kills", 50)
