@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <list>
 #include <numeric>
@@ -128,6 +127,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     return {};
   }
 
+  // `of_slots`: of the rendezvous, null where a slot is free.
+  void add_to_idle(const std::vector<ServerChannel*>& of_slots) {
+    for (ServerChannel* channel : of_slots)
+      if (channel) idle.push_back(channel);
+  }
+
   // Only a worker that has joined knows the job's nonce.
   Status check_member(const transport::Hello& hello, const std::string& from) {
     const bool known = workers.by_hello(hello, hello.rank) && hello.job_nonce == job_nonce;
@@ -176,13 +181,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   void begin() {
-    const std::vector<ServerChannel*> waiting_channels = gathering->channels();
+    const std::vector<ServerChannel*> channels = gathering->channels();
     std::vector<Rendezvous::Candidate> come = gathering->take_by_rank();
-    if (come.empty()) {  // refused, since they cannot reach each other
-      std::copy_if(waiting_channels.begin(), waiting_channels.end(), std::back_inserter(idle),
-                   [](const ServerChannel* channel) { return channel != nullptr; });
-      return;
-    }
+    if (come.empty()) return add_to_idle(channels);  // refused, since they cannot reach each other
     std::vector<Responder> waiting;
     for (Rendezvous::Candidate& c : come) {
       Worker& worker = workers.add(std::move(c.request.member), c.request.incarnation);
@@ -470,8 +471,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // A worker that waits for the job to begin aborts it: so all others that wait end, too.
   void abandon(ServerChannel& channel, const Status& why, const Responder& respond) {
-    for (ServerChannel* waiting : gathering->channels())
-      if (waiting) idle.push_back(waiting);
+    add_to_idle(gathering->channels());
     const bool from_host = gathering->abort(channel, why);
     log->error("head: the job cannot begin: " + why.message());
     phase = Phase::kBroken;
@@ -530,16 +530,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void end_without_learners(const Status& why) {
     log->info("head: " + why.message() +
               "; the workers that have trained are gone, and the last has left in good order");
-    phase = Phase::kBroken;
-    detector->stop();
-    transport::WatchReply reply;
-    reply.news = Status(Code::kWorkerLost,
-                        "the other workers have closed their sessions while this one joined; "
-                        "start a new job")
-                     .with_rank(why.rank(), why.host());
-    publish(std::move(reply));
-    end_after_lease();
-    end_if_done();
+    end_for_all(Status(Code::kWorkerLost,
+                       "the other workers have closed their sessions while this one joined; start a new job")
+                    .with_rank(why.rank(), why.host()));
   }
 
   // Closes the connections of evicted workers. Until then each may ask why it was evicted.
@@ -599,17 +592,22 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void break_job(Status why) {
     if (phase != Phase::kRunning) return;
     log->error("head: the job cannot go on: " + why.message());
+    cause = std::move(why);
+    end_for_all(cause);
+  }
+
+  // The sessions of all members fail with `why`.
+  void end_for_all(const Status& why) {
     phase = Phase::kBroken;
     detector->stop();
-    cause = std::move(why);
-    publish_cause();
+    publish_failure(why);
     end_after_lease();
     end_if_done();
   }
 
-  void publish_cause() {
+  void publish_failure(const Status& why) {
     transport::WatchReply reply;
-    reply.news = cause;
+    reply.news = why;
     publish(std::move(reply));
   }
 
@@ -657,7 +655,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // News that is not durable must never be sent.
   void store_failed(const Status& why) {
     news.drop_unreleased();
-    if (phase == Phase::kBroken) return publish_cause();
+    if (phase == Phase::kBroken) return publish_failure(cause);
     break_job(Status(why.code(),
                      "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
   }

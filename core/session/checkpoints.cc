@@ -47,24 +47,16 @@ Status Checkpoints::first_error(const Reports& reports, Kind kind, const Check& 
   return {};
 }
 
-namespace {
-
-bool none_is_found(const std::vector<transport::CheckpointReport>& reports) {
-  return std::all_of(reports.begin(), reports.end(),
-                     [](const auto& one) { return one.failure.code() == Code::kNotFound; });
-}
-
-}  // namespace
-
 void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<void(const Reports&)> then) {
   const auto take = [this, checkpoint, then = std::move(then)](const Reports& reports) {
+    const auto lacks_it = [](const auto& one) { return one.failure.code() == Code::kNotFound; };
+    const bool some_find_it =
+        checkpoint->kind == Kind::kLoad && !std::all_of(reports.begin(), reports.end(), lacks_it);
     const auto failure = [&](const auto& one) {
-      if (checkpoint->kind != Kind::kLoad || one.failure.code() != Code::kNotFound) return one.failure;
-      return none_is_found(reports) ? one.failure
-                                    : Status(Code::kMismatch, one.failure.message() +
-                                                                  "; others find a checkpoint; give all "
-                                                                  "workers one folder on a file system that "
-                                                                  "they share");
+      if (!some_find_it || !lacks_it(one)) return one.failure;
+      return Status(Code::kMismatch, one.failure.message() +
+                                         "; others find a checkpoint; give all workers one folder on a file "
+                                         "system that they share");
     };
     const Status failed = first_error(reports, checkpoint->kind, failure);
     failed.ok() ? then(reports) : queue_.end(checkpoint, failed);
