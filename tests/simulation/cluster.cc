@@ -134,7 +134,7 @@ void Cluster::start_head_process(const std::string& host, const Config& config) 
   if (stop_head_) return;  // the test has ended before this event
   processes_.push_back(world.start_process(host));
   world.start_program(processes_.back(), [this, config, process = processes_.back()] {
-    if (auto ended = run_head(with_disk(process), config, stop_head_)) head_result_ = std::move(ended);
+    if (auto ended = run_head(world, with_disk(process), config, stop_head_)) head_result_ = std::move(ended);
   });
 }
 
@@ -154,7 +154,7 @@ void Cluster::start_worker(int rank) {
 
 void Cluster::run_worker(int rank) {
   const auto at = static_cast<size_t>(rank);
-  auto log = std::make_shared<Log>(LogLevel::kDebug, [this, at](const LogRecord& record) {
+  auto log = log_of(world, "worker " + std::to_string(rank), [this, at](const LogRecord& record) {
     logs_[at].push_back(record.message);
     if (record.level <= LogLevel::kWarning) warnings_[at].push_back({world.now(), record.message});
   });

@@ -77,8 +77,9 @@ class Program {
   void run() {
     std::shared_ptr<Session> session;
     note("open", [&] {
-      auto opened = Session::open(config_of(spec_, worker_), world_.environment(process_),
-                                  std::make_shared<Log>(), registered_with_devices());
+      auto opened =
+          Session::open(config_of(spec_, worker_), world_.environment(process_),
+                        log_of(world_, "worker " + std::to_string(worker_)), registered_with_devices());
       if (opened.ok()) session = std::move(opened).value();
       return opened.status();
     });
@@ -438,7 +439,7 @@ JobOutcome run_job(const JobSpec& spec) {
   if (spec.separate_head) {
     processes.push_back(world.start_process("node0"));
     world.start_program(processes.back(), [&world, &spec, &stop_head, process = processes.back()] {
-      run_head(world.environment(process), config_of(spec, -1), stop_head);
+      run_head(world, world.environment(process), config_of(spec, -1), stop_head);
     });
   }
   if (spec.fault != Fault::kNone && spec.fault != Fault::kSlow) {

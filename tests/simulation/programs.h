@@ -34,11 +34,25 @@ inline bool note_call(transport::SimWorld& world, std::vector<NotedCall>& calls,
   return noted.status.ok();
 }
 
+// A log whose records go to `sink`. If the environment variable DSGD_SIMULATION_LOG is set, they are printed,
+// too.
+inline std::shared_ptr<Log> log_of(transport::SimWorld& world, const std::string& who, Log::Sink sink = {}) {
+  const bool prints = std::getenv("DSGD_SIMULATION_LOG") != nullptr;
+  if (!prints && !sink) return std::make_shared<Log>();
+  return std::make_shared<Log>(LogLevel::kDebug, [&world, who, sink, prints](const LogRecord& record) {
+    if (prints)
+      std::printf("%9lld us %s: %s\n", static_cast<long long>(world.now().count() / 1000), who.c_str(),
+                  record.message.c_str());
+    if (sink) sink(record);
+  });
+}
+
 // The program of a head's process. It returns when the head has ended, or when `stop` is set.
 // Returns how the job has ended; none: the head was stopped before.
-inline std::optional<Status> run_head(std::unique_ptr<transport::Environment> environment,
+inline std::optional<Status> run_head(transport::SimWorld& world,
+                                      std::unique_ptr<transport::Environment> environment,
                                       const Config& config, const bool& stop) {
-  auto head = HeadProcess::start(config, std::move(environment), std::make_shared<Log>());
+  auto head = HeadProcess::start(config, std::move(environment), log_of(world, "head"));
   if (!head.ok()) std::fprintf(stderr, "the head cannot start: %s\n", head.status().message().c_str());
   while (head.ok() && !stop) {
     Status ended = head.value()->wait(std::chrono::milliseconds(20));
