@@ -37,8 +37,11 @@ class Operations final : public OperationEvents {
   void drop(uint64_t first, uint64_t last, const Status& cause);
   // Fails a task here and on all peers, with `cause`.
   void fail(Task& task, const Status& cause);
-  // Tells all peers that an operation has failed, because this worker does not begin or complete it.
-  void refuse(uint64_t operation, const Status& cause) { peers_.tell_operation_failed(operation, cause); }
+  // Tells all peers that an operation has failed, because this worker does not begin or complete it. Once
+  // this session has failed, it does nothing: the peers hear of the session's failure.
+  void refuse(uint64_t operation, const Status& cause) {
+    if (session_refusal_.ok()) peers_.tell_operation_failed(operation, cause);
+  }
   // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
   // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
   // get no message.
