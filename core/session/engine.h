@@ -170,8 +170,9 @@ class Engine final : public SessionEvents {
   // values. Calls `then` in every case.
   void compare_last_values(transport::Time deadline, std::function<void()> then);
   // Where views change: waits until all others have completed the last step of this worker, so that the job
-  // cannot repeat it without this worker any more. Calls `then` in every case.
-  void await_last_step(transport::Time deadline, std::function<void()> then);
+  // cannot repeat it without this worker any more. Calls `then` in every case: with kEvicted if the head has
+  // evicted this worker after that step, and before all others had completed it.
+  void await_last_step(transport::Time deadline, std::function<void(const Status&)> then);
   void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
@@ -241,6 +242,7 @@ class Engine final : public SessionEvents {
 
   // Failures.
   Status no_memory(const std::string& what) const;
+  Status eviction() const;
   // Ends the start, and all calls, copies, objects, checkpoints and streams of state that wait.
   void end_waits(const Status& why);
   void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);

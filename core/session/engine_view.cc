@@ -278,12 +278,18 @@ void Engine::resume(const std::vector<uint64_t>& calls) {
 
 // ---- the last step
 
-void Engine::await_last_step(transport::Time deadline, std::function<void()> then) {
+void Engine::await_last_step(transport::Time deadline, std::function<void(const Status&)> then) {
   if (!state_.mesh || !state_.options.views_change || !state_.started || state_.next_step == 0 ||
-      !state_.failure.ok() || !state_.torn.ok())
-    return then();
-  last_step_.await(deadline, std::move(then));
+      !state_.torn.ok())
+    return then({});
+  if (!state_.failure.ok()) return then(state_.last_step_failed ? Status() : eviction());
+  last_step_.await(deadline, [this, then = std::move(then)] { then(eviction()); });
   if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
+}
+
+// OK: the head has not evicted this worker.
+Status Engine::eviction() const {
+  return state_.failure.code() == Code::kEvicted ? state_.failure : Status();
 }
 
 void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {

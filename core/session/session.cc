@@ -281,7 +281,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   Impl& impl = *impl_;
   {
     std::lock_guard lock(impl.call_mutex);
-    if (impl.life == Impl::Life::kClosed) return impl.diverged;
+    if (impl.life == Impl::Life::kClosed) return impl.closing_error;
     DSGD_RETURN_IF_ERROR(impl.check_not_on_loop());
     impl.life = std::max(impl.life.load(), Impl::Life::kClosing);
     const transport::Time until = timeout.count() < 0 ? transport::kNever : impl.loop().now() + timeout;
@@ -290,14 +290,16 @@ Status Session::close(std::chrono::milliseconds timeout) {
         [&impl] { impl.engine().hasten_last_step(std::max(impl.close_until.load(), impl.loop().now())); });
   }
   std::lock_guard closing(impl.close_mutex);
-  if (impl.life == Impl::Life::kClosed) return impl.diverged;
+  if (impl.life == Impl::Life::kClosed) return impl.closing_error;
   const transport::Time deadline = impl.close_until;
   impl.leave_unmarked_step();
   impl.leave(deadline, timeout.count() != 0);
-  transport::run_and_wait(impl.loop(), [&] { impl.diverged = impl.engine().divergence(); });
-  if (!impl.diverged.ok()) {
-    impl.log->error(impl.diverged.message());
-    impl.report(impl.diverged);
+  Status diverged;
+  transport::run_and_wait(impl.loop(), [&] { diverged = impl.engine().divergence(); });
+  if (!diverged.ok()) {
+    impl.log->error(diverged.message());
+    impl.report(diverged);
+    impl.closing_error = diverged;
   }
   // The operations of waiting callers have ended. When the last caller has returned, the loop is no longer
   // used.
@@ -313,7 +315,7 @@ Status Session::close(std::chrono::milliseconds timeout) {
   std::lock_guard lock(impl.call_mutex);  // the last caller has left post(), too
   impl.life = Impl::Life::kClosed;
   impl.worker.reset();
-  return impl.diverged;
+  return impl.closing_error;
 }
 
 void Session::Impl::leave(transport::Time deadline, bool may_wait) {
@@ -329,7 +331,7 @@ void Session::Impl::leave(transport::Time deadline, bool may_wait) {
   transport::Time idle_from = std::min(idle_since.load(), loop().now());
   if (may_wait) {
     const transport::Time begun = loop().now();
-    await_last_step(std::max(deadline, begun + kLeaving));
+    closing_error = await_last_step(std::max(deadline, begun + kLeaving));
     idle_from += loop().now() - begun;  // this wait must not shorten the time for leaving
   }
   // The head answers at once. A head in this worker answers when the others know that this worker leaves.
@@ -383,10 +385,21 @@ void Session::Impl::poll_idle() {
   }
 }
 
-void Session::Impl::await_last_step(transport::Time until) {
-  auto done = std::make_shared<std::atomic<bool>>(false);
-  loop().run([this, until, done] { engine().await_last_step(until, [done] { *done = true; }); }, *done,
-             until == transport::kNever ? until : until + kSlack);
+Status Session::Impl::await_last_step(transport::Time until) {
+  struct Wait {
+    std::atomic<bool> done{false};
+    Status status;
+  };
+  auto wait = std::make_shared<Wait>();
+  const bool ended = loop().run(
+      [this, until, wait] {
+        engine().await_last_step(until, [wait](const Status& status) {
+          wait->status = status;
+          wait->done = true;
+        });
+      },
+      wait->done, until == transport::kNever ? until : until + kSlack);
+  return ended ? wait->status : Status();
 }
 
 void Session::Impl::compare_last_values(transport::Time until) {

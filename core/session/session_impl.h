@@ -194,8 +194,8 @@ struct Session::Impl {
   void leave(transport::Time deadline, bool may_wait);
   bool has_failed();
   void wait_until_idle(transport::Time deadline);
-  void poll_idle();  // on the loop
-  void await_last_step(transport::Time until);
+  void poll_idle();                                 // on the loop
+  Status await_last_step(transport::Time until);    // as Engine::await_last_step()
   void compare_last_values(transport::Time until);  // a GPU has until then to give them
   // Leaves the job, on the loop. `left` is set when the head has answered.
   void leave_job(const std::shared_ptr<std::atomic<bool>>& left);
@@ -304,7 +304,7 @@ struct Session::Impl {
   bool is_closing() const { return life >= Life::kClosing; }
   bool has_ended() const { return life >= Life::kEnded; }
   std::atomic<bool> drained{false};  // ended, and no call is in progress
-  Status diverged;                   // as the first close() has found
+  Status closing_error;              // found by the first close(), and returned by all
   enum class Membership { kJoining, kJoined, kFailed };
   // Written on the loop, after the values that it announces: those of the view, or `failure`.
   std::atomic<Membership> membership{Membership::kJoining};

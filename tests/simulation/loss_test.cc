@@ -737,6 +737,47 @@ TEST(Loss, OfAnOwnerThatClosesLeavesTheOthersToGoOnWithoutIt) {
   }
 }
 
+// The network splits while they wait until the step is final. The head chooses one of them, and the others
+// make the step again without it.
+TEST(Loss, OfAWorkerThatClosesIsReturnedByItsClose) {
+  int told = 0;
+  for (const char* strategy : {"allreduce", "simple", "ps"}) {
+    for (Duration after = 2ms; after < 8ms; after += kStride * 25us) {
+      Job job{.steps = 6, .split = {{2, after}}, .closes_at_once = true};
+      job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "3" : "1"}};
+      SCOPED_TRACE(job.describe());
+      const Outcome outcome(job);
+      ASSERT_TRUE(outcome.ended);
+      EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+      for (int w = 0; w < job.workers; ++w) {
+        const NotedCall* const close = outcome.cluster().call(w, "close");
+        if (!close || close->status.ok() || !outcome.finished(w)) continue;
+        EXPECT_EQ(close->status.code(), Code::kEvicted) << close->status.message();
+        ++told;
+      }
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(told, 0);
+}
+
+// One has closed its session, and another one is evicted in mid-step.
+TEST(Loss, OfAWorkerThatHearsOfItFirstDoesNotFailTheOthers) {
+  int evicted = 0;
+  for (uint64_t seed = 1; seed <= 160; seed += dsgd_test::one_of(1, 7)) {
+    Job job{.workers = 4, .seed = seed, .leaves = {{3, 5}}};
+    job.pair_cut = {0, 1, 12ms + seed % 37 * 200us, true, false};
+    job.delay = {0ms, 1ms};
+    SCOPED_TRACE(job.describe());
+    const Outcome outcome(job);
+    ASSERT_TRUE(outcome.ended);
+    EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+    for (int w : {0, 1}) evicted += !outcome.finished(w);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(evicted, 0);
+}
+
 // They close at the same time as the others, which may report them before or after.
 TEST(Loss, OfAnOwnerThatClosesDoesNotFailAJobThatEndsThen) {
   for (const char* strategy : {"simple", "ps"}) {

@@ -112,7 +112,10 @@ class Session(Collectives):
         """Ends the membership in good order: waits for operations in flight, at most `timeout` seconds (None:
         up to their own deadlines), then ends them. In a job that outlives losses, it also waits until the last step is
         final, which `timeout` limits, too (dsgd_close in dsgd.h). The buffers are the host's again. Closing twice is
-        fine. Ctrl-C ends the wait and the operations."""
+        fine. Ctrl-C ends the wait and the operations.
+
+        Raises Error with EVICTED if the others went on without this worker before its last step was final, and with
+        DIVERGED if its values differ from theirs. The session is closed all the same."""
         self._handle.close(milliseconds(timeout))
 
     def channel(self, number: int, timeout: Optional[float] = None) -> Channel:

@@ -424,7 +424,10 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               with the key `head_state`), and as long again after each further loss. It takes longer while
  *               the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
  *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
- *               wait ends too early, a warning in the log says that the step may not be final.
+ *               wait ends too early, a warning in the log says that the step may not be final. If the head
+ *               has evicted this worker after its last step and before the wait ends, the session is closed,
+ *               and the call returns DSGD_ERR_EVICTED: the others may have made that step again without this
+ *               worker, so its values may differ from theirs.
  *   Peers       The call then tells the peers and the head that this worker leaves; the time for that adds to
  *               that of the last step. Until then the steps of the peers wait for it. A peer that does not
  *               answer delays the call until timeout_ms has passed, but at least one second and at most
