@@ -100,6 +100,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // Control connections that have not asked to join, or were refused; the oldest first.
   std::list<ServerChannel*> idle;
   Status cause;          // what broke the job
+  Status end_news;       // with which the sessions of all members have failed
   Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
   transport::TimerId rejoin_timer = 0;
   std::function<void(const Status&)> ended;
@@ -151,10 +152,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       if (worker.control == &channel) {
         worker.control = nullptr;
         news.drop_watch(worker.index());
-        if (std::exchange(worker.returns, false)) {  // it has given up this attempt, and makes another one
-          worker.away = true;
-          return end_if_done();
-        }
+        if (worker.away) return end_if_done();
         return on_connection_lost(worker, "its connection", why);
       }
       if (worker.heartbeats.erase(&channel) > 0) {
@@ -285,10 +283,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known = workers.check_sender(worker, message.number, message.view);
     if (!known.ok()) return respond(known.status());
     if (worker->lost) return respond(cause);  // the job is over
-    if (worker->away || !worker->control)
-      log->info("head: " + describe_member(worker->info) + " has come back");
+    if (!worker->control) log->info("head: " + describe_member(worker->info) + " has come back");
     take_control_channel(*worker, channel);
-    worker->returns = true;
+    worker->away = true;
     respond(transport::Message(transport::Empty{}));
   }
 
@@ -306,7 +303,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // Makes this the control connection of a worker of the running job, in place of an earlier one.
   void take_control_channel(Worker& worker, ServerChannel& channel) {
     idle.remove(&channel);
-    worker.away = worker.returns = false;
+    worker.away = false;
     news.drop_watch(worker.index());
     if (ServerChannel* const before = std::exchange(worker.control, &channel)) before->close();
     detector->on_back(worker);
@@ -351,7 +348,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     Result<Worker*> known =
         workers.check_sender(worker, worker ? worker->info.number : -1, worker ? worker->joined : 0);
     if (!known.ok()) return respond(known.status());
-    worker->returns = false;
+    worker->away = false;
     Status wrong = news.watch(worker->index(), watch.sequence, respond);
     if (!wrong.ok()) return respond(std::move(wrong));
     end_if_done();
@@ -600,14 +597,15 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void end_for_all(const Status& why) {
     phase = Phase::kBroken;
     detector->stop();
-    publish_failure(why);
+    end_news = why;
+    publish_end();
     end_after_lease();
     end_if_done();
   }
 
-  void publish_failure(const Status& why) {
+  void publish_end() {
     transport::WatchReply reply;
-    reply.news = why;
+    reply.news = end_news;
     publish(std::move(reply));
   }
 
@@ -636,7 +634,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     job_nonce = record.job_nonce;
     workers.read(record);
     news.read(record);
-    cause = news.cause();
+    cause = end_news = news.cause();
     const bool broken = !cause.ok();
     phase = broken ? Phase::kBroken : Phase::kRunning;
     detector->take_up();
@@ -655,7 +653,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // News that is not durable must never be sent.
   void store_failed(const Status& why) {
     news.drop_unreleased();
-    if (phase == Phase::kBroken) return publish_failure(cause);
+    if (phase == Phase::kBroken) return publish_end();
     break_job(Status(why.code(),
                      "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
   }

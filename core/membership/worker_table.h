@@ -19,8 +19,9 @@ class WorkerTable {
     transport::ServerChannel* control = nullptr;  // null: closed
     // More than one after a cut or a pause, until the worker closes the others.
     std::set<transport::ServerChannel*> heartbeats;
-    bool away = false;         // it has no control connection, and will dial again
-    bool returns = false;      // `control` came by Return, and it has not asked for news on it yet
+    // It will dial again, or has come back by Return. Until it asks for news on `control`, it may give that
+    // up and dial once more.
+    bool away = false;
     uint64_t first_steps = 0;  // that the job had made when this worker reported steps for the first time
     bool trains = false;       // it has made a step since, or began with the job
     bool closed = false;       // it has left in good order, even if the others do not wait for it

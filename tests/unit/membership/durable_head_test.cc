@@ -252,6 +252,27 @@ TEST_F(DurableHeadTest, AFailedStoreEndsTheJobWithItsCause) {
   EXPECT_EQ(ends_[0].code(), Code::kIo);
 }
 
+// The workers that have trained have closed their sessions while it joined.
+TEST_F(DurableHeadTest, AFailedStoreAtAGoodEndTellsAWorkerThatHasJoinedWhy) {
+  begin();
+  ask_to_join(name(3), incarnation(3));
+  store_->finish_all();
+  EXPECT_FALSE(call(at(3).control, transport::Enter{3, 1}).given());
+  store_->finish_all();
+  leave(0);
+  leave(1);
+  call(at(2).control, transport::Leave{2, 1, {}, 7});
+  store_->finish(Status(Code::kIo, "the disk failed"));
+  Status told;
+  for (uint64_t heard = at(3).reply().sequence; told.ok(); ++heard) {
+    watch(3, heard);
+    ASSERT_TRUE(at(3).watch.given());
+    if (news(3).members.empty()) told = news(3).news;
+  }
+  EXPECT_EQ(told.code(), Code::kWorkerLost);
+  EXPECT_THAT(told.message(), HasSubstr("have closed their sessions while this one joined"));
+}
+
 TEST_F(DurableHeadTest, AJobWhoseFirstViewCannotBeStoredDoesNotBegin) {
   for (int i = 0; i < 3; ++i) ask_to_join(name(i), incarnation(i));
   store_->finish(Status(Code::kIo, "the disk failed"));
