@@ -2,7 +2,6 @@
 // `dsgd head`.
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -141,7 +140,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   }
 
   // Of a host whose workers were lost, or that was lost itself.
-  supervisor.tolerate_failures(std::min(least_workers_of(options, all_workers), 1U), nullptr);
+  supervisor.leave_failures_to_head(least_workers_of(options, all_workers));
   uint32_t rank = 0;
   for (const auto& host : hosts) {
     std::vector<std::string> remote = {remote_dsgd(options),

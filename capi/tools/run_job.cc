@@ -153,7 +153,7 @@ int Job::run() {
   if (head_is_here_) {
     supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
   } else {
-    supervisor_->tolerate_failures(std::min(least_, 1U), nullptr);  // only the head knows how many are left
+    supervisor_->leave_failures_to_head(least_);
   }
   for (const auto& [rank, group] : groups_) start_worker(rank, "worker-" + std::to_string(rank));
   if (head_is_here_ && least_ > 0) follow_head();

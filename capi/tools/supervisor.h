@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -69,12 +70,14 @@ class Supervisor {
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
   // workers are left in the others. 0: none may fail. Then `replace` is called with its rank; it returns
-  // whether it has started another worker instead. It may call fail(). nullptr: a head elsewhere decides
-  // whether the job goes on; if it does not, the others fail by themselves.
+  // whether it has started another worker instead. It may call fail().
   void tolerate_failures(uint32_t min_workers, std::function<bool(int first_rank)> replace) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
   }
+  // The same with a head elsewhere. Only that head knows how many workers are left; if the job does not go
+  // on, the others fail by themselves.
+  void leave_failures_to_head(uint32_t min_workers) { tolerate_failures(std::min(min_workers, 1U), nullptr); }
   // Calls `task` every `interval`, until the children have to end.
   void repeat(std::chrono::milliseconds interval, std::function<void()> task) {
     interval_ = interval;
