@@ -47,8 +47,7 @@ void Heartbeat::begin_lease() {
   loop().post([self = shared_from_this()] {
     if (self->over_) return;
     self->lease_start_ = self->loop().now();
-    self->drained_ = self->head_lost_ = self->peers_asked_ = self->peer_answered_ = false;
-    self->stalled_ = {};
+    self->forget_silence();
     self->arm();
   });
 }
@@ -183,10 +182,10 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
     // If an older renewal was answered, the newest one may still take answer_limit().
     next_dial_ =
         sent == sent_ ? transport::kNever : std::max(next_dial_, sent + renewal_period() + answer_limit());
-    drained_ = head_lost_ = peers_asked_ = peer_answered_ = false;
-    stalled_ = {};
+    forget_silence();
+    if (number < answered_) return arm();  // a late answer, on a connection that is being closed
     const bool another = number > answered_;
-    answered_ = std::max(answered_, number);
+    answered_ = number;
     while (channels_.begin()->first < number) {
       auto node = channels_.extract(channels_.begin());
       node.mapped()->close(true);
@@ -258,8 +257,22 @@ void Heartbeat::ask_peers() {
   }
 }
 
+void Heartbeat::forget_silence() {
+  drained_ = head_lost_ = peers_asked_ = peer_answered_ = asks_after_stop_ = false;
+  stalled_ = {};
+}
+
+// The head decides what this process has missed. It may have been stopped, too.
+void Heartbeat::ask_after_stop() {
+  asks_after_stop_ = true;
+  drained_ = peers_asked_ = peer_answered_ = false;
+  lease_start_ = loop().now();
+  if (!channels_.empty()) renew();
+  arm();
+}
+
 void Heartbeat::expire() {
-  if (was_stopped()) return lose_head(stopped_error());
+  if (was_stopped()) return asks_after_stop_ ? lose_head(stopped_error()) : ask_after_stop();
   const Duration silence = loop().now() - lease_start_;
   if (!options_.peers.empty() && !peer_answered_) {
     return lose_head(
@@ -279,17 +292,16 @@ void Heartbeat::note_stall() {
   if (dsgd::was_stopped(due_, now, options_.lease)) stalled_ = now - due_;
 }
 
-// Whether this process was stopped until its lease was over. The head has then given it up.
+// Whether this process was stopped until its lease was over, and the head has not answered since.
 bool Heartbeat::was_stopped() {
   note_stall();  // a connection's end may be read before the timer runs
-  return stalled_ > Duration{} && loop().now() - lease_start_ >= options_.lease;
+  return asks_after_stop_ || (stalled_ > Duration{} && loop().now() - lease_start_ >= options_.lease);
 }
 
 Status Heartbeat::stopped_error() {
   return Status(Code::kWorkerLost, options_.own_name + " was itself stopped or suspended for " +
-                                       describe_duration(stalled_) + " and has not renewed its lease for " +
-                                       describe_duration(loop().now() - lease_start_) + "; the head " +
-                                       (events_.head_lost ? "may have" : "has") + " declared it lost")
+                                       describe_duration(stalled_) +
+                                       ", and its lease has ended; the head may have declared it lost")
       .with_rank(options_.own_rank, options_.own_host);
 }
 

@@ -74,6 +74,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
   void destroy_later(std::shared_ptr<transport::ClientChannel> channel);
+  void forget_silence();
   void ask_peers();
   transport::Duration renewal_period() const;
   transport::Duration answer_limit() const;
@@ -82,6 +83,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void tick();
   void note_stall();
   bool was_stopped();
+  void ask_after_stop();
   bool head_may_return() const { return events_.head_lost != nullptr; }
   Status stopped_error();
   void expire();
@@ -114,6 +116,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Time due_{};  // of the timer
   // How long this process was stopped since the last acknowledged renewal; 0: it was not.
   transport::Duration stalled_{};
+  bool asks_after_stop_ = false;  // its lease was over when it went on; it waits for the head's answer
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

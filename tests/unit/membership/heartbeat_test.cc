@@ -249,25 +249,39 @@ TEST_F(HeartbeatTest, AConnectionThatBreaksIsALossAtOnce) {
   EXPECT_THAT(failures_[0].message(), HasSubstr("was lost"));
 }
 
+TEST_F(HeartbeatTest, AProcessThatWasStoppedGoesOnIfTheHeadStillAnswers) {
+  listen();
+  start();
+  for (int times = 0; times < 2; ++times) {
+    world_.run_for(3750ms);
+    world_.pause(process_);
+    world_.run_for(3 * kLease);
+    world_.resume(process_);
+    world_.run_for(2 * kLease);
+    EXPECT_TRUE(failures_.empty()) << failures_[0].message();
+  }
+}
+
 TEST_F(HeartbeatTest, AProcessThatWasStoppedSaysSo) {
   for (const bool head_closes : {false, true}) {
-    SCOPED_TRACE(head_closes ? "the head closes" : "the head stays");
+    SCOPED_TRACE(head_closes ? "the head closes" : "the head is silent");
     if (!listener_) listen();
     failures_.clear();
     start();
     world_.run_for(3750ms);  // between two renewals
     world_.pause(process_);
     world_.run_for(2 * kLease);
-    if (head_closes) world_.break_connections(process_, head_process_);
+    head_closes ? world_.break_connections(process_, head_process_) : world_.isolate(head_process_);
     world_.run_for(kLease);
     world_.resume(process_);
     started_ = world_.now();
-    expect_failure(0s);
+    expect_failure(head_closes ? 0s : kLease);
     EXPECT_EQ(failures_[0].rank(), 2);
     EXPECT_THAT(
         failures_[0].message(),
         AllOf(HasSubstr("rank 2 (worker 'w2' on host node2, pid 3) was itself stopped"), HasSubstr("29.")));
     stop();
+    world_.rejoin(head_process_);
     world_.run_for(1s);
   }
 }
