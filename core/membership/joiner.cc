@@ -145,6 +145,7 @@ void Joiner::attempt_failed(const Status& why) {
   drop_channel();
   end_attempt();
   errors_[head_] = why;
+  if (accepted && why.code() == Code::kUnreachable) not_yet_ = why;
   if (is_final(why) && accepted)
     return end(why.code() == Code::kExists && why.parameter() == "rank" ? with_rank_hint(why) : why);
   if (all_refuse()) return end(error_of_all(heads_, errors_, why));
@@ -177,6 +178,14 @@ void Joiner::out_of_time() {
     return end(Status(Code::kUnreachable, "the head at " + options_.head + " has gone (" + last_error() +
                                               ") and the job was not complete" + within +
                                               ": when the head was last heard, " + progress_ + remedy));
+  }
+  if (!not_yet_.ok()) {
+    const bool is_last = std::any_of(errors_.begin(), errors_.end(), [this](const Status& error) {
+      return error.message() == not_yet_.message();
+    });
+    return end(Status(Code::kUnreachable, "the head at " + options_.head + " took no further worker" +
+                                              within + ": " + not_yet_.message() +
+                                              (is_last ? "" : "; since then: " + last_error())));
   }
   end(Status(Code::kUnreachable,
              "worker " + describe_candidate(options_.join.member) + " could not reach the head at " +

@@ -57,6 +57,7 @@ class Joiner : public Attempts<Joiner> {
   std::vector<Status> errors_;  // of the last attempt at each of them
   transport::Duration delay_;   // before the next attempt
   std::shared_ptr<transport::ClientChannel> channel_;
+  Status not_yet_;        // the running job has no place for this worker yet; OK: it has not said so
   std::string progress_;  // "2 of 4 workers have joined: ..."; empty: never was in the rendezvous
   int32_t missing_ = -1;  // rank of the first that has not come; -1: not known
   std::string reported_;  // text of the last report()
