@@ -147,6 +147,7 @@ struct Progress {
   std::string operation = {};  // "step 17"; empty: not known
   std::string waiting = {};    // what the call waits for, as a sentence; may be cut; empty: not known
   std::vector<int32_t> waits_for = {};  // ranks, ascending; the lowest kMaxWaitedRanks
+  bool holds_state = false;             // dsgd_start has ended, so it has the job's state
 };
 struct Leave {  // a worker closes its session in good order (cause is OK) or because of `cause`
   int32_t number = -1;
@@ -314,6 +315,8 @@ struct HeadRecord {
     uint64_t incarnation = 0;  // of its JoinRequest
     bool learner = false;      // joined the running job, and is in no view yet
     bool left = false;         // sent Leave
+    bool closed = false;       // has left in good order, even if it is lost, since the others waited for it
+    bool holds_state = false;  // has the job's state: began with the job, or has ended dsgd_start
     bool lost = false;
     Status eviction;  // the answer to its calls, once it is lost and the job goes on without it
   };
@@ -324,6 +327,8 @@ struct HeadRecord {
   TokenDigest token_digest{};  // of the job's token and this nonce
   uint64_t view = 0;
   bool paused = false;          // as in the WatchReply of this view
+  bool last_closed = false;     // the last worker with the state that has gone was `closed`
+  bool ended_well = false;      // the job, though its last news is an error for the workers that are left
   uint32_t joined = 0;          // workers that ever joined; their numbers are 0, 1, ...
   std::vector<Worker> workers;  // by number; without most of those that were lost
   uint64_t confirmed = 0;       // news that all workers have confirmed; `news` are the later ones

@@ -3,7 +3,7 @@
 namespace dsgd {
 
 void Durability::changed() {
-  if (!store_ || over_) return;
+  if (!store_ || over_ || removed_) return;
   ++version_;
   if (!storing_) store();
 }
@@ -22,7 +22,6 @@ void Durability::store() {
 
 void Durability::on_stored(uint64_t version, const Status& status) {
   storing_ = false;
-  if (over_) return remove(std::move(removed_));
   if (status.ok()) {
     stored_ = version;
     if (version_ > stored_) store();
@@ -36,13 +35,17 @@ void Durability::on_stored(uint64_t version, const Status& status) {
     waiting_.pop_front();
     then(failure_);
   }
+  if (removed_ && !storing_ && !removing_) remove_now();
 }
 
 void Durability::remove(Done removed) {
-  over_ = true;
   removed_ = std::move(removed);
   if (!store_) return removed_({});
-  if (storing_) return;  // on_stored() comes back here
+  if (!storing_) remove_now();
+}
+
+void Durability::remove_now() {
+  removing_ = over_ = true;
   store_->remove([this, alive = std::weak_ptr(alive_)](const Status& status) {
     if (!alive.expired()) removed_(status);
   });

@@ -28,18 +28,21 @@ class Durability {
   void when_durable(Done then);
   // Called once, before the calls of when_durable that fail.
   void on_failure(Done failed) { failed_ = std::move(failed); }
-  // The job is over: removes the record.
+  // The job is over: removes the record once all changes so far are durable, or cannot be stored. Later
+  // changes are not stored.
   void remove(Done removed);
 
  private:
   void store();
+  void remove_now();
   void on_stored(uint64_t version, const Status& status);
 
   ViewStore* const store_;
   const std::function<transport::HeadRecord()> record_;
   Done failed_, removed_;
   Status failure_;
-  bool storing_ = false, over_ = false;
+  bool storing_ = false, removing_ = false;
+  bool over_ = false;  // nothing is stored any more
   uint64_t version_ = 0, stored_ = 0;
   std::deque<std::pair<uint64_t, Done>> waiting_;  // for their versions
   std::shared_ptr<int> alive_ = std::make_shared<int>();

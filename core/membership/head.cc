@@ -95,12 +95,12 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   const std::shared_ptr<FailureDetector> detector;
   Scaling scaling;
   std::string job_nonce;       // of the running job
-  bool last_closed = false;    // the last worker that has trained, and is gone, has left in good order
+  bool last_closed = false;    // see HeadRecord
   bool end_timer_set = false;  // all workers have left; the job ends a lease later at the latest
   // Control connections that have not asked to join, or were refused; the oldest first.
   std::list<ServerChannel*> idle;
   Status cause;          // what broke the job
-  Status end_news;       // with which the sessions of all members have failed
+  Status end_news;       // the error with which the sessions of all members end; OK: the job goes on
   Responder host_leave;  // the answer to the Leave of the head's host, held back until the others know
   transport::TimerId rejoin_timer = 0;
   std::function<void(const Status&)> ended;
@@ -186,7 +186,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     for (Rendezvous::Candidate& c : come) {
       Worker& worker = workers.add(std::move(c.request.member), c.request.incarnation);
       worker.control = c.channel;
-      worker.trains = true;
+      worker.away = true;
+      worker.holds_state = true;
       if (c.request.hosts_head) workers.set_host(worker);
       waiting.push_back(std::move(c.respond));
     }
@@ -242,6 +243,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // a worker whose answer was lost with an earlier head.
   void answer_join(Worker& worker, ServerChannel& channel, const Responder& respond) {
     take_control_channel(worker, channel);
+    worker.away = true;
     transport::JoinReply reply = join_reply(worker);
     if (worker.learner) {
       news.begin_at_last(worker.index());
@@ -268,7 +270,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     durability.when_durable(
         [this, indices = std::move(indices), answer = std::move(answer)](const Status& stored) {
           for (const size_t index : indices) {
-            if (workers[index].in_job()) detector->hold(index);
+            Worker& worker = workers[index];
+            if (worker.control) worker.away = false;
+            if (worker.in_job()) detector->hold(index);
             answer(index, stored);
           }
         });
@@ -282,7 +286,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       return respond(bad_message(describe_member(worker->info) + " was started again since it joined"));
     Result<Worker*> known = workers.check_sender(worker, message.number, message.view);
     if (!known.ok()) return respond(known.status());
-    if (worker->lost) return respond(cause);  // the job is over
+    if (worker->lost) return respond(end_news);
     if (!worker->control) log->info("head: " + describe_member(worker->info) + " has come back");
     take_control_channel(*worker, channel);
     worker->away = true;
@@ -337,7 +341,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
         workers.check_sender(workers.by_hello(channel.hello(), renew.number), renew.number, renew.view);
     if (!known.ok()) return respond(known.status());
     Worker* worker = known.value();
-    if (worker->lost) return respond(cause);  // the job is over
+    if (worker->lost) return respond(end_news);
     worker->heartbeats.insert(&channel);
     detector->on_renew(worker->index());
     respond(transport::Message(transport::Empty{}));
@@ -359,8 +363,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!known.ok()) return respond(known.status());
     respond(transport::Message(transport::Empty{}));
     Worker& worker = *known.value();
-    if (worker.first_steps == 0) worker.first_steps = report.steps;
-    worker.trains = worker.trains || report.steps > worker.first_steps;
+    if (report.holds_state && !std::exchange(worker.holds_state, true)) durability.changed();
     detector->on_progress(worker.index(), std::move(report));
   }
 
@@ -430,7 +433,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (leave.view > workers.view()) return respond(workers.wrong_view(worker, leave.view));
     if (worker.left) return acknowledge(respond);
     worker.closed = leave.cause.ok() || leave.departure_call > 0;
-    if (worker.trains) last_closed = worker.closed;
+    if (worker.holds_state) last_closed = worker.closed;
     if (worker.learner) {
       remove_workers({worker.index()}, leave.cause.ok()
                                            ? Status(Code::kClosed, describe_member(worker.info) + " has left")
@@ -492,7 +495,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     for (const size_t index : indices) {
       of_view |= !workers[index].learner;
       workers[index].lost = true;
-      if (workers[index].trains) last_closed = workers[index].closed;
+      if (workers[index].holds_state) last_closed = workers[index].closed;
       detector->end(index);
     }
     transport::WatchReply change = workers.members_in_view();
@@ -515,18 +518,18 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     enter_view(std::move(change));
   }
 
-  // The last worker that has trained has closed its session in good order. `members`, which are left, have
-  // joined meanwhile, and hold no values.
+  // The last worker with the job's state has closed its session in good order. `members`, which are left,
+  // have joined meanwhile, and do not have it yet.
   bool is_over(const std::vector<MemberInfo>& members) const {
     return last_closed && std::none_of(members.begin(), members.end(), [this](const MemberInfo& member) {
-             return workers[static_cast<size_t>(member.number)].trains;
+             return workers[static_cast<size_t>(member.number)].holds_state;
            });
   }
 
   // The members that are left fail with this error, and the job ends well.
   void end_without_learners(const Status& why) {
     log->info("head: " + why.message() +
-              "; the workers that have trained are gone, and the last has left in good order");
+              "; the workers with the job's state are gone, and the last has left in good order");
     end_for_all(Status(Code::kWorkerLost,
                        "the other workers have closed their sessions while this one joined; start a new job")
                     .with_rank(why.rank(), why.host()));
@@ -624,6 +627,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     record.job_nonce = job_nonce;
     record.token_digest = transport::token_digest(options.token, job_nonce);
     record.paused = rejoin_timer != 0;
+    record.last_closed = last_closed;
+    record.ended_well = !end_news.ok() && cause.ok();
     workers.write(&record);
     news.write(&record);
     return record;
@@ -634,8 +639,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     job_nonce = record.job_nonce;
     workers.read(record);
     news.read(record);
-    cause = end_news = news.cause();
-    const bool broken = !cause.ok();
+    end_news = news.cause();
+    last_closed = record.last_closed;
+    if (!record.ended_well) cause = end_news;
+    const bool broken = !end_news.ok();
     phase = broken ? Phase::kBroken : Phase::kRunning;
     detector->take_up();
     if (broken) detector->stop();
@@ -653,7 +660,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // News that is not durable must never be sent.
   void store_failed(const Status& why) {
     news.drop_unreleased();
-    if (phase == Phase::kBroken) return publish_end();
+    if (phase == Phase::kBroken || phase == Phase::kDone) return publish_end();
     break_job(Status(why.code(),
                      "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
   }
@@ -678,10 +685,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (phase == Phase::kGathering) {
       gathering->describe(&reply);
     } else {
-      reply.state = !cause.ok()              ? State::kFailed
-                    : !workers.has_members() ? State::kEnding
-                    : rejoin_timer           ? State::kPaused
-                                             : State::kRunning;
+      reply.state = !cause.ok()                                ? State::kFailed
+                    : !end_news.ok() || !workers.has_members() ? State::kEnding
+                    : rejoin_timer                             ? State::kPaused
+                                                               : State::kRunning;
       workers.describe(&reply);
       for (transport::WorkerStatus& one : reply.workers)
         detector->describe(workers[static_cast<size_t>(one.member.number)], &one);

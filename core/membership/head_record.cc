@@ -13,7 +13,7 @@ namespace {
 
 using transport::HeadRecord;
 
-constexpr std::string_view kFormat = "dsgd head state ", kVersion = "3\n";
+constexpr std::string_view kFormat = "dsgd head state ", kVersion = "4\n";
 constexpr size_t kLineBytes = kFormat.size() + kVersion.size();
 struct Summary {
   uint64_t nbytes = 0, checksum = 0;

@@ -220,8 +220,6 @@ void WorkerTable::read(const transport::HeadRecord& record) {
     Worker& w = workers_[static_cast<size_t>(known.info.number)];
     static_cast<transport::HeadRecord::Worker&>(w) = known;
     w.away = true;
-    w.trains = !w.learner;
-    w.closed = w.left && !w.lost;
   }
 }
 

@@ -19,12 +19,9 @@ class WorkerTable {
     transport::ServerChannel* control = nullptr;  // null: closed
     // More than one after a cut or a pause, until the worker closes the others.
     std::set<transport::ServerChannel*> heartbeats;
-    // It will dial again, or has come back by Return. Until it asks for news on `control`, it may give that
-    // up and dial once more.
+    // The head expects it to dial, so the end of `control` is no loss: after a takeover until it comes back,
+    // from Return to Watch, and until its request to join is answered.
     bool away = false;
-    uint64_t first_steps = 0;  // that the job had made when this worker reported steps for the first time
-    bool trains = false;       // it has made a step since, or began with the job
-    bool closed = false;       // it has left in good order, even if the others do not wait for it
     size_t index() const { return static_cast<size_t>(info.number); }
     bool in_job() const { return !left && !lost; }
     bool is_forgotten() const { return info.worker_id.empty(); }  // lost, and not in the record

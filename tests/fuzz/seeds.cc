@@ -31,7 +31,7 @@ Status problem() {
 std::vector<Message> messages() {
   const MemberInfo member{1, "w1", "node1", "boot", {"10.0.0.1:7700", "unix:/run/x"}, 99, 1};
   const Progress progress{
-      1, 1, 2, 17, Progress::Activity::kWaits, 5, std::chrono::seconds(3), "step 17", "rank 2", {2, 4}};
+      1, 1, 2, 17, Progress::Activity::kWaits, 5, std::chrono::seconds(3), "step 17", "rank 2", {2, 4}, true};
   return {Empty{},
           progress,
           StatusRequest{},
@@ -90,7 +90,9 @@ HeadRecord head_record() {
   record.token_digest.fill(7);
   record.view = 2;
   record.paused = true;
-  record.workers = {{other, 1, 99, false, false, true, problem()}, {member, 1, 98, true, false, false, {}}};
+  record.last_closed = record.ended_well = true;
+  record.workers = {{other, 1, 99, false, true, true, true, true, problem()},
+                    {member, 1, 98, true, false, false, false, false, {}}};
   record.confirmed = 3;
   record.news = {{4, 1, problem(), 2, 7, {other, member}, 1}};
   return record;

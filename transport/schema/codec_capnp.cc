@@ -64,6 +64,7 @@ class MessageCheck : public Check {
     text(from.getOperation(), &to->operation, "operation", kMaxWaitBytes);
     text(from.getWaiting(), &to->waiting, "reason to wait", kMaxWaitBytes);
     numbers(from.getWaitsFor(), &to->waits_for, kMaxWaitedRanks, "list of ranks");
+    to->holds_state = from.getHoldsState();
   }
 
   void worker_status(schema::WorkerStatus::Reader from, WorkerStatus* to) {
@@ -117,6 +118,8 @@ class MessageCheck : public Check {
     fixed(from.getTokenDigest(), &to->token_digest, "token digest");
     to->view = from.getView();
     to->paused = from.getPaused();
+    to->last_closed = from.getLastClosed();
+    to->ended_well = from.getEndedWell();
     to->joined = from.getJoined();
     for (auto entry : from.getWorkers()) {
       if (!ok()) return;
@@ -126,6 +129,8 @@ class MessageCheck : public Check {
       worker.incarnation = entry.getIncarnation();
       worker.learner = entry.getLearner();
       worker.left = entry.getLeft();
+      worker.closed = entry.getClosed();
+      worker.holds_state = entry.getHoldsState();
       worker.lost = entry.getLost();
       status(entry.getEviction(), &worker.eviction);
     }
@@ -360,6 +365,7 @@ void write_progress(const Progress& from, schema::Progress::Builder to) {
   to.setOperation(text(from.operation));
   to.setWaiting(text(from.waiting));
   to.setWaitsFor(kj::arrayPtr(from.waits_for.data(), from.waits_for.size()));
+  to.setHoldsState(from.holds_state);
 }
 
 void write_worker_status(const WorkerStatus& from, schema::WorkerStatus::Builder to) {
@@ -484,6 +490,8 @@ void write(const HeadRecord& from, schema::HeadRecord::Builder to) {
   to.setTokenDigest(data_of(from.token_digest));
   to.setView(from.view);
   to.setPaused(from.paused);
+  to.setLastClosed(from.last_closed);
+  to.setEndedWell(from.ended_well);
   to.setJoined(from.joined);
   auto workers = to.initWorkers(static_cast<unsigned>(from.workers.size()));
   for (unsigned i = 0; i < workers.size(); ++i) {
@@ -494,6 +502,8 @@ void write(const HeadRecord& from, schema::HeadRecord::Builder to) {
     out.setIncarnation(worker.incarnation);
     out.setLearner(worker.learner);
     out.setLeft(worker.left);
+    out.setClosed(worker.closed);
+    out.setHoldsState(worker.holds_state);
     out.setLost(worker.lost);
     if (!worker.eviction.ok()) write(worker.eviction, out.initEviction());
   }

@@ -151,6 +151,7 @@ struct Progress {
   operation @7 :Text;
   waiting @8 :Text;
   waitsFor @9 :List(Int32);
+  holdsState @10 :Bool;
 }
 
 struct WorkerStatus {
@@ -319,6 +320,8 @@ struct HeadRecord {  # kept on disk by the head
     left @4 :Bool;
     lost @5 :Bool;
     eviction @6 :Status;
+    closed @7 :Bool;
+    holdsState @8 :Bool;
   }
   job @0 :Text;
   address @1 :Text;
@@ -336,6 +339,8 @@ struct HeadRecord {  # kept on disk by the head
   joined @13 :UInt32;
   tokenDigest @14 :Data;
   paused @15 :Bool;
+  lastClosed @16 :Bool;
+  endedWell @17 :Bool;
 }
 
 struct BulkHeader {

@@ -252,6 +252,31 @@ TEST_F(DurableHeadTest, AFailedStoreEndsTheJobWithItsCause) {
   EXPECT_EQ(ends_[0].code(), Code::kIo);
 }
 
+TEST_F(DurableHeadTest, AStoreThatTakesLongerThanTheEndStillTellsTheCause) {
+  for (const bool fails : {false, true}) {
+    make_head();
+    workers_.clear();
+    begin();
+    call(at(2).control, transport::Leave{2, 1, {}, 7});  // is being stored
+    const Status aborted = Status(Code::kAborted, "rank 1 aborted the job").with_rank(1);
+    const Answer reported = call(at(1).control, transport::Report{1, 1, aborted});
+    loop_.advance(kLeaseOfWorkers + 1ms);
+    EXPECT_FALSE(store_->removing);
+    EXPECT_FALSE(at(0).watch.given());
+    store_->finish(fails ? Status(Code::kIo, "the disk failed") : Status());
+    if (!fails) {
+      EXPECT_EQ(news(0).left, 2);
+      watch(0, 1);
+      store_->finish();
+    }
+    ASSERT_TRUE(at(0).watch.given());
+    EXPECT_EQ(news(0).news.code(), Code::kAborted);
+    EXPECT_TRUE(reported.ok());
+    EXPECT_TRUE(store_->removing);
+    store_->finish();
+  }
+}
+
 // The workers that have trained have closed their sessions while it joined.
 TEST_F(DurableHeadTest, AFailedStoreAtAGoodEndTellsAWorkerThatHasJoinedWhy) {
   begin();
@@ -280,6 +305,72 @@ TEST_F(DurableHeadTest, AJobWhoseFirstViewCannotBeStoredDoesNotBegin) {
     EXPECT_EQ(at(i).join.status().code(), Code::kState) << "final: the worker does not try again";
     EXPECT_THAT(at(i).join.status().message(), HasSubstr("the disk failed"));
   }
+}
+
+TEST_F(DurableHeadTest, AWorkerWhoseConnectionBreaksBeforeItsAnswerAsksAgain) {
+  for (int i = 0; i < 3; ++i) ask_to_join(name(i), incarnation(i));
+  head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
+  Worker& again = ask_to_join(name(1), incarnation(1));
+  store_->finish_all();
+  EXPECT_TRUE(again.join.ok()) << again.join.status().message();
+  EXPECT_EQ(again.reply().rank, 1);
+  loop_.advance(kLeaseOfWorkers / 2);
+  head_->on_close(at(0).control, Status(Code::kWorkerLost, "reset"));  // and does not ask again
+  watch(2, 0);
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_TRUE(call(at(2).heartbeat, transport::Renew{2, 1}).ok());
+    EXPECT_TRUE(call(again.heartbeat, transport::Renew{1, 1}).ok());
+    loop_.advance(kLeaseOfWorkers / 3);
+  }
+  store_->finish_all();
+  ASSERT_TRUE(at(2).watch.given());
+  EXPECT_EQ(news(2).members.size(), 2u);
+}
+
+// w0, w1 and w2 have the job's state and close their sessions while w3 has entered the view without it.
+TEST_F(DurableHeadTest, AnotherHeadKnowsThatTheJobHasEndedWell) {
+  for (const bool ended : {false, true}) {
+    make_head();
+    workers_.clear();
+    begin();
+    ask_to_join(name(3), incarnation(3));
+    store_->finish_all();
+    call(at(3).control, transport::Enter{3, 1});
+    leave(0);
+    leave(1);
+    if (!ended) restart_head();  // the next one sees the last worker leave
+    if (!ended) EXPECT_TRUE(come_back(2).ok());
+    if (!ended) EXPECT_TRUE(come_back(3).ok());
+    leave(2);
+    if (ended) restart_head();
+    const transport::StatusReply status =
+        call(at(3).control, transport::StatusRequest{}).message<transport::StatusReply>();
+    EXPECT_EQ(status.state, transport::StatusReply::State::kEnding);
+    loop_.advance(2 * kLeaseOfWorkers);
+    store_->finish_all();
+    loop_.advance(1ms);
+    ASSERT_FALSE(ends_.empty());
+    EXPECT_TRUE(ends_.back().ok()) << ends_.back().message();
+    ends_.clear();
+  }
+}
+
+// It is lost after the workers with the state have left, and asks then.
+TEST_F(DurableHeadTest, AWorkerWithoutTheStateHearsWhyTheJobHasEnded) {
+  begin();
+  ask_to_join(name(3), incarnation(3));
+  store_->finish_all();
+  call(at(3).control, transport::Enter{3, 1});
+  store_->finish_all();
+  watch(3, at(3).reply().sequence);
+  for (int i = 0; i < 3; ++i) {
+    call(at(i).control, transport::Leave{i, 2, {}, 7});
+    store_->finish_all();
+  }
+  head_->on_close(at(3).control, Status(Code::kWorkerLost, "reset"));
+  const Answer back = come_back(3);
+  EXPECT_EQ(back.status().code(), Code::kWorkerLost);
+  EXPECT_THAT(back.status().message(), HasSubstr("have closed their sessions while this one joined"));
 }
 
 TEST_F(DurableHeadTest, AnotherHeadTakesUpTheViewAndTellsWhatWasNotHeard) {
@@ -396,6 +487,7 @@ TEST_F(DurableHeadTest, TheRecordForgetsAllButTheNewestWorkersThatWereLost) {
     ask_to_join("late" + std::to_string(i), incarnation(i));
     store_->finish();
     ASSERT_EQ(at(i).number(), i);
+    watch(i, at(i).reply().sequence);
     head_->on_close(at(i).control, Status(Code::kWorkerLost, "reset"));
     store_->finish();
   }

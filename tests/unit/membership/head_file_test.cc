@@ -26,7 +26,7 @@ HeadRecord a_record(uint64_t view = 3) {
   record.job_nonce = std::string("\0\xff nonce", 8);
   record.token_digest.fill(0xfe);
   record.view = view;
-  record.paused = true;
+  record.paused = record.last_closed = record.ended_well = true;
   record.joined = 3;
   for (int32_t i = 0; i < 3; ++i) {
     HeadRecord::Worker worker;
@@ -35,7 +35,7 @@ HeadRecord a_record(uint64_t view = 3) {
     worker.info.addresses = {"10.0.0.1:1"};
     worker.incarnation = 7;
     worker.joined = 1;
-    worker.lost = i == 1;
+    worker.lost = worker.closed = worker.holds_state = i == 1;
     if (i == 1) worker.eviction = Status(Code::kEvicted, "it was lost").with_rank(1, "node1");
     record.workers.push_back(worker);
   }

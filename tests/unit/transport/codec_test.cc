@@ -45,7 +45,8 @@ Progress progress() {
           std::chrono::nanoseconds(123456789),
           "step 17",
           "rank 2 has not called it",
-          {0, 2, 7}};
+          {0, 2, 7},
+          true};
 }
 
 // One of each kind, every field different from its default.
@@ -196,7 +197,7 @@ bool same(const FetchObject& a, const FetchObject& b) {
 bool same(const Progress& a, const Progress& b) {
   return a.number == b.number && a.view == b.view && a.present_view == b.present_view && a.steps == b.steps &&
          a.activity == b.activity && a.call == b.call && a.open == b.open && a.operation == b.operation &&
-         a.waiting == b.waiting && a.waits_for == b.waits_for;
+         a.waiting == b.waiting && a.waits_for == b.waits_for && a.holds_state == b.holds_state;
 }
 bool same(const StatusRequest&, const StatusRequest&) { return true; }
 bool same(const ScaleRequest& a, const ScaleRequest& b) { return a.workers == b.workers; }
