@@ -7,6 +7,7 @@
 #include "core/base/describe.h"
 #include "core/base/repeated_dial.h"
 #include "core/base/text.h"
+#include "transport/schema/codec.h"
 
 namespace dsgd {
 
@@ -191,19 +192,25 @@ void IncomingConnections::discard(uint64_t operation, const Status& why) {
 
 void IncomingConnections::keep(ServerChannel& channel, const BulkHeader& header,
                                std::unique_ptr<transport::BulkReceipt> receipt) {
-  size_t bytes = receipt->data().size();
-  for (const Early& early : early_) bytes += early.receipt ? early.receipt->data().size() : 0;
-  if (bytes > options_.receive_memory) {  // a worker of dsgd never sends that much before its view is known
-    return receipt->finish(
-        Status(Code::kLimit,
-               "the chunks that came before their view was known would take more than receive_memory"));
-  }
-  early_.push_back({&channel, header, std::move(receipt)});
+  const size_t nbytes = receipt->data().size();
+  if (Status refused = check_early(nbytes); !refused.ok()) return receipt->finish(refused);
+  early_.push_back({&channel, nbytes, header, std::move(receipt)});
 }
 
 void IncomingConnections::keep(ServerChannel& channel, transport::Message message,
                                transport::Responder respond) {
-  early_.push_back({&channel, {}, nullptr, std::move(message), std::move(respond)});
+  const size_t nbytes = transport::encode(message).size();
+  if (Status refused = check_early(nbytes); !refused.ok()) return respond(std::move(refused));
+  early_.push_back({&channel, nbytes, {}, nullptr, std::move(message), std::move(respond)});
+}
+
+// A worker of dsgd never sends that much before its view is known.
+Status IncomingConnections::check_early(size_t nbytes) const {
+  for (const Early& early : early_) nbytes += early.nbytes;
+  if (nbytes <= options_.receive_memory) return {};
+  return Status(Code::kLimit,
+                "the chunks and messages that came before their view was known would take more than "
+                "receive_memory");
 }
 
 std::vector<IncomingConnections::Early> IncomingConnections::take_early() {

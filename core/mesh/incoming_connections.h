@@ -28,6 +28,7 @@ class IncomingConnections {
   };
   struct Early {  // a chunk or a message that came before open(), or before the view that it names
     transport::ServerChannel* channel;
+    size_t nbytes;
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;  // null: a message
     transport::Message message = transport::Empty{};
@@ -55,7 +56,7 @@ class IncomingConnections {
   // Stops writing chunks of this operation that arrive, and answers them with `why`.
   void discard(uint64_t operation, const Status& why);
 
-  // Keeps a chunk, unless all that are kept would exceed receive_memory.
+  // Keep a chunk or a message, unless all that are kept would exceed receive_memory.
   void keep(transport::ServerChannel& channel, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   void keep(transport::ServerChannel& channel, transport::Message message, transport::Responder respond);
@@ -72,6 +73,7 @@ class IncomingConnections {
   // `others`: connections that claim to be of the same worker.
   Status check_others(const transport::ServerChannel& channel,
                       const std::vector<transport::ServerChannel*>& others, size_t most) const;
+  Status check_early(size_t nbytes) const;
   Status not_in_job(const transport::ServerChannel& channel) const;
   void update_ranks();
   // Connections that `chosen` returns true for, in order of arrival: a simulated job is the same each time.

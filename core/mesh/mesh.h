@@ -44,8 +44,7 @@ class Mesh {
   // Ends all operations; tells no peer.
   void fail(const Status& cause) {
     operations.fail_session(cause);
-    // Data of operations that have ended here may still wait for a connection, and no peer needs it any more.
-    peers.drop_unsent();
+    peers.fail_session();
   }
   // As Peers::close.
   void close(const Status& cause, uint64_t steps, const std::vector<uint64_t>& digests,

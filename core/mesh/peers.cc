@@ -200,6 +200,17 @@ void Peers::tell_failure(const Message& message, const Status& cause) {
   }
 }
 
+void Peers::fail_session() {
+  *failed_ = true;
+  outgoing_.drop_unsent();
+}
+
+transport::Responder Peers::without_cause(transport::Responder respond) const {
+  return [failed = failed_, respond = std::move(respond)](Result<Message> answer) {
+    respond(*failed && !answer.ok() ? Result<Message>(session_closed()) : std::move(answer));
+  };
+}
+
 // ---- leaving
 
 // Fails the operations that need the peer. After a goodbye, this worker's own connection may still bring
@@ -291,6 +302,7 @@ Status Peers::wrong_source(int32_t source, const BulkHeader& header) const {
 
 void Peers::on_call(ServerChannel& channel, Message request, transport::Responder respond) {
   incoming_.note_use(channel);
+  if (options_.views_change) respond = without_cause(std::move(respond));
   if (opened_ && options_.views_change && view_named_by(request) > members_.view().view)
     return incoming_.keep(channel, std::move(request), std::move(respond));
   auto* const connection = incoming_.find(channel);

@@ -50,6 +50,10 @@ class Peers final : public transport::ServerHandler {
   void revoke(uint64_t operation) { outgoing_.revoke(operation); }
   void revoke(int32_t rank, uint64_t operation) { outgoing_.revoke(rank, operation); }
   void drop_unsent() { outgoing_.drop_unsent(); }
+  // The session has failed. Drops data that still waits for a connection: no peer needs it any more. Where
+  // views change, peers that ask something get the answer that the session is closed, and not its cause: they
+  // may go on without this worker, and hear of it from the head, or by SessionFailed.
+  void fail_session();
   // Stops writing chunks of this operation that arrive, and answers them with `why`.
   void discard(uint64_t operation, const Status& why) { incoming_.discard(operation, why); }
   // Control message to a peer; `done` may be empty.
@@ -119,6 +123,7 @@ class Peers final : public transport::ServerHandler {
   // Returns a task that calls `then` with the rank that the peer has when the task runs, unless the peer is
   // not in the view then, or this session has been closed.
   std::function<void()> task_for(int32_t rank, std::function<void(int32_t rank)> then);
+  transport::Responder without_cause(transport::Responder respond) const;
   void tell_failure(const transport::Message& message, const Status& cause);
   void peer_gone(int32_t rank, const Status& error, const Status& network_error);
   void on_left(int32_t rank);
@@ -139,6 +144,7 @@ class Peers final : public transport::ServerHandler {
   OperationEvents* operations_ = nullptr;
   Members members_;
   bool opened_ = false, closed_ = false;
+  const std::shared_ptr<bool> failed_ = std::make_shared<bool>(false);  // the session
   PeerMetrics metrics_;
   OutgoingConnections outgoing_;
   IncomingConnections incoming_;

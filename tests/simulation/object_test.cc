@@ -430,6 +430,31 @@ std::unique_ptr<Cluster> job_that_is_joined(const Bytes& bytes, bool gets, Durat
 }
 
 // A worker that joins dies while it fetches the objects. The others go on without it.
+// Ranks 0 and 1 cannot reach each other, so the head evicts one of them while rank 2 puts objects.
+TEST(Object, APutEndsWithTheViewIfAnotherWorkerIsEvicted) {
+  const Bytes bytes = pattern(64 << 10, 5);
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    ClusterOptions options = options_of(3, seed);
+    options.settings = {{"min_workers", "1"}, {"lease", "500ms"}, {"step_timeout", "20s"}};
+    options.network.delay = {0ms, 3ms};
+    Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+      if (!Cluster::train(cluster, session, rank, 2)) return;
+      if (rank == 0) cluster.world.block(cluster.process(0), cluster.process(1));
+      auto step = session.step_begin(1);
+      for (int k = 0; rank == 2; ++k) {
+        if (!cluster.note(rank, "put", [&] { return put(session, std::to_string(k), bytes); })) break;
+      }
+      cluster.note(rank, "step", [&] { return session.wait(*step.value(), -1ms); });
+    });
+    ASSERT_TRUE(cluster.run_until_ended(60s)) << cluster.histories();
+    const NotedCall* const failed = cluster.first_failure(2);
+    ASSERT_TRUE(failed);
+    EXPECT_EQ(failed->name, "put");
+    EXPECT_EQ(failed->status.code(), Code::kViewChanged) << failed->status.message();
+    if (HasFailure()) return;
+  }
+}
+
 TEST(Object, TheOthersOutliveAWorkerThatDiesWhileItGetsThem) {
   const Bytes bytes = pattern(2'000'000, 1);
   int without = 0;  // jobs that went on before it had taken part
