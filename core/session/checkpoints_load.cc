@@ -119,14 +119,9 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
 WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
   const bool waits_for_others = !load.call && !state_.recovering && state_.size() > 1;
   if (!waits_for_others || next_of_others() != NextCall::kUnknown) return {};
-  const Members& members = state_.mesh->members();
-  std::vector<int32_t> others = members.world()->ranks;
+  std::vector<int32_t> others = state_.mesh->members().world()->ranks;
   std::erase(others, state_.rank());
-  return {Status(Code::kWaitTimeout, members.names(others) + (others.size() == 1 ? " has" : " have") +
-                                         " not begun their next call")
-              .with_rank(others.front(), members.host_of(others.front()))
-              .with_operation(kind_name(Kind::kLoad)),
-          others};
+  return state_.report_of(others, kind_name(Kind::kLoad), "not begun their next call");
 }
 
 void Checkpoints::log_no_load() const {
@@ -169,7 +164,7 @@ void Checkpoints::start_load(const SharedCall& checkpoint) {
       return queue_.end(checkpoint, {});
     }
     state_.joined_at.reset();
-    checkpoint->done = state_.begin_change(std::move(checkpoint->done));
+    if (checkpoint->done) checkpoint->done = state_.begin_change(std::move(checkpoint->done));
   }
   if (Status status = begin(checkpoint); !status.ok()) return queue_.end(checkpoint, status);
   const auto found = std::make_shared<Store::Found>();

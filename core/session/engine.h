@@ -62,6 +62,8 @@ class Engine final : public SessionEvents {
   void join_later(std::function<transport::JoinReply()> present, std::function<void()> enter) {
     present_view_ = std::move(present), enter_ = std::move(enter);
   }
+  // `held` is called when this worker, which has joined, has the job's state.
+  void on_state_held(std::function<void()> held) { on_state_held_ = std::move(held); }
   bool outside_view() const { return enter_ != nullptr; }  // it has joined, and is in no view yet
   void fail_start(const Status& why);
   void check_sources();  // `present` has changed: it may lack a worker whose state this one fetches
@@ -170,8 +172,8 @@ class Engine final : public SessionEvents {
   // values. Calls `then` in every case.
   void compare_last_values(transport::Time deadline, std::function<void()> then);
   // Where views change: waits until all others have completed the last step of this worker, so that the job
-  // cannot repeat it without this worker any more. Calls `then` in every case: with kEvicted if the head has
-  // evicted this worker after that step, and before all others had completed it.
+  // cannot repeat it without this worker any more. Calls `then` in every case: with an error if the session
+  // fails meanwhile, or others give that step up, and with kEvicted if it has failed before for that reason.
   void await_last_step(transport::Time deadline, std::function<void(const Status&)> then);
   void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
@@ -224,6 +226,7 @@ class Engine final : public SessionEvents {
   void learn();  // the start of a learner that is in no view yet
 
   // Changes of the view (engine_view.cc).
+  Status torn_before(const Status& change) const;
   Status view_changed(const transport::JoinReply& view) const;
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
@@ -240,9 +243,13 @@ class Engine final : public SessionEvents {
   bool has_host_calls() const;
   void resume_step();
 
+  // What the wait of await_last_step(), and the call of this number, in which the workers of a view agree on
+  // its state, wait for.
+  WaitReport last_step_report() const;
+  WaitReport agreement_report(uint64_t call) const;
+
   // Failures.
   Status no_memory(const std::string& what) const;
-  Status eviction() const;
   // Ends the start, and all calls, copies, objects, checkpoints and streams of state that wait.
   void end_waits(const Status& why);
   void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);
@@ -281,7 +288,9 @@ class Engine final : public SessionEvents {
   std::atomic<uint64_t> reported_view_ = 1;             // that the host knows; written on the loop
   std::function<void()> enter_;                         // of a learner; null once it is in a view
   std::function<transport::JoinReply()> present_view_;  // of a learner
-  bool agreed_ = true;  // the workers of this view know where all of them stand
+  bool agreed_ = true;            // the workers of this view know where all of them stand
+  uint64_t agreement_watch_ = 0;  // a ticket of StallWatch; 0: they are not about to agree
+  std::function<void()> on_state_held_;
 
   // The end of the session.
   LastStep last_step_;

@@ -119,6 +119,8 @@ struct EngineState {
 
   // Returns what the call waits for, with the first missing rank and a parameter (engine_waiting.cc).
   WaitReport wait_report(uint64_t call) const;
+  WaitReport report_of(const std::vector<int32_t>& ranks, const std::string& operation,
+                       const std::string& what) const;
 
  private:
   Status check_strategy(const StrategySpec& strategy) const;

@@ -32,7 +32,7 @@ using transport::ViewReport;
 
 void Engine::change_view(const JoinReply& view, const Status& why) {
   if (!state_.failure.ok()) return;
-  if (!state_.torn.ok()) return fail(why, false);
+  if (!state_.torn.ok()) return fail(torn_before(why), false);
   if (outside_view()) return enter_first_view(view, why);
   next_view_ = NextView{view, why, {}};
   enter_view();
@@ -44,6 +44,14 @@ void Engine::note_departure(int32_t rank, uint64_t departure_call) {
   } else if (state_.mesh) {
     state_.mesh->peers.note_departure(rank, departure_call);
   }
+}
+
+// The others are torn, too, and a session that is torn cannot agree on a new view.
+Status Engine::torn_before(const Status& change) const {
+  return Status(state_.torn.code(), "the workers of the job have changed (" + change.message() +
+                                        ") before all had loaded a checkpoint: " + state_.torn.message())
+      .with_rank(state_.torn.rank(), state_.torn.host())
+      .with_operation(state_.torn.operation());
 }
 
 Status Engine::view_changed(const JoinReply& view) const {
@@ -85,6 +93,7 @@ void Engine::enter_view() {
   const NextView next = std::move(*next_view_);
   next_view_.reset();
   state_.entering = true;
+  state_.stalls.end(std::exchange(agreement_watch_, 0));
   if (fetcher_) fetcher_->stop_fetching_rest();
   state_.giver.change_view(state_.mesh->members().view().members, next.view.members);
   last_step_.forget_answers();
@@ -148,6 +157,7 @@ void Engine::report() {
   report_samples(&mine);
   // A number that no call of the host reaches, and another one in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
+  agreement_watch_ = state_.stalls.begin([this, number = call->number] { return agreement_report(number); });
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
                         transport::encode(mine), "the change to view " + std::to_string(view()),
                         state_.in_view([this, call](const Status& status, const Calls::Parts& all) {
@@ -216,6 +226,8 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
     }
     if (!std::exchange(state_.learner, false)) return;
     fetcher_ = nullptr;
+    last_step_.answer_questions(state_.next_step);
+    if (on_state_held_) on_state_held_();
     start_.end({});
   };
   copier_.copy(call, decision, reports,
@@ -282,14 +294,13 @@ void Engine::await_last_step(transport::Time deadline, std::function<void(const 
   if (!state_.mesh || !state_.options.views_change || !state_.started || state_.next_step == 0 ||
       !state_.torn.ok())
     return then({});
-  if (!state_.failure.ok()) return then(state_.last_step_failed ? Status() : eviction());
-  last_step_.await(deadline, [this, then = std::move(then)] { then(eviction()); });
+  if (!state_.failure.ok()) return then(state_.failure.code() == Code::kEvicted ? state_.failure : Status());
+  const uint64_t watch = state_.stalls.begin([this] { return last_step_report(); });
+  last_step_.await(deadline, [this, watch, then = std::move(then)] {
+    state_.stalls.end(watch);
+    then(state_.failure.ok() ? state_.torn : state_.failure);
+  });
   if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
-}
-
-// OK: the head has not evicted this worker.
-Status Engine::eviction() const {
-  return state_.failure.code() == Code::kEvicted ? state_.failure : Status();
 }
 
 void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
@@ -299,6 +310,7 @@ void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
 }
 
 void Engine::end_recovery() {
+  state_.stalls.end(std::exchange(agreement_watch_, 0));
   state_.recovering = false;
   agreed_ = true;
   last_step_.ask(state_.mesh->peers, state_.next_step);

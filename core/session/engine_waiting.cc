@@ -9,6 +9,17 @@
 
 namespace dsgd {
 
+// `what`: that the workers `ranks` have not done.
+WaitReport EngineState::report_of(const std::vector<int32_t>& ranks, const std::string& operation,
+                                  const std::string& what) const {
+  if (ranks.empty()) return {};
+  const std::string text = mesh->members().names(ranks) + (ranks.size() == 1 ? " has " : " have ") + what;
+  return {Status(Code::kWaitTimeout, text)
+              .with_rank(ranks.front(), mesh->members().host_of(ranks.front()))
+              .with_operation(operation),
+          ranks};
+}
+
 WaitReport EngineState::wait_report(uint64_t call) const {
   if (const std::string name = calls.fetching(call); !name.empty()) {
     return {Status(Code::kWaitTimeout,
@@ -46,11 +57,21 @@ WaitReport EngineState::wait_report(uint64_t call) const {
           peers.ranks};
 }
 
+WaitReport Engine::last_step_report() const {
+  return state_.report_of(last_step_.missing(), "dsgd_close", "not completed the last step of this worker");
+}
+
+WaitReport Engine::agreement_report(uint64_t call) const {
+  const Operations::WaitedPeers peers = state_.mesh->operations.waited_peers(call);
+  return state_.report_of(peers.ranks, peers.name, "not sent its report or its state");
+}
+
 transport::Progress Engine::progress() const {
   using Activity = transport::Progress::Activity;
   transport::Progress progress;
   progress.present_view = view();
   progress.steps = state_.next_step;
+  progress.holds_state = state_.started;
   state_.stalls.each([&](uint64_t ticket, transport::Duration open, const WaitReport& report) {
     // With its own rank and no others, it waits for this worker's host or GPU.
     const bool for_itself = report.ranks.empty() && report.text.rank() == rank();

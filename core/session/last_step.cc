@@ -70,6 +70,7 @@ void LastStep::forget_answers() {
   ++last_ask_;
   if (!awaited_) return;
   awaited_->asked_at = {};
+  awaited_->missing.clear();
   limit_wait();
 }
 

@@ -32,6 +32,8 @@ class LastStep {
   void ask(Peers& peers, uint64_t steps);
   void forget_answers();  // the view changes; ask() follows in the new one
   void end_wait();
+  // The others that have not answered, ascending; empty: it does not wait, or has not asked in this view.
+  std::vector<int32_t> missing() const { return awaited_ ? awaited_->missing : std::vector<int32_t>(); }
 
   // Another worker closes its session and asks for an answer when `steps` steps are completed here.
   void on_asked(uint64_t steps, transport::Responder respond) {

@@ -387,6 +387,7 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   });
   engine_->on_verdict_due(
       [this](transport::Time reported) { return member_ ? member_->verdict_due(reported) : reported; });
+  engine_->on_state_held([this] { send_progress(); });
   engine_->after_failure([this](const Status& why) {
     if (member_) member_->report(why);
   });
@@ -418,10 +419,14 @@ void Worker::enter(const transport::JoinReply& view) {
   choose_spin();
 }
 
+void Worker::send_progress() {
+  if (member_ && member_->has_head()) member_->report_progress(engine_->progress());
+}
+
 // For `dsgd status`, and for the head to find stragglers.
 void Worker::report_progress() {
   if (!member_) return;  // the session ends
-  if (member_->has_head()) member_->report_progress(engine_->progress());
+  send_progress();
   network_->loop().schedule(network_->loop().now() + heartbeat_interval_, [this] { report_progress(); });
 }
 

@@ -66,7 +66,8 @@ class Worker {
   Status embed_head();
   void enter(const transport::JoinReply& view);
   void choose_spin();
-  void report_progress();
+  void report_progress();  // at intervals
+  void send_progress();
   void watch_memory();
   void ran_out();
   bool listens_apart() const;

@@ -159,7 +159,7 @@ class Resumed {
           return status.code() == Code::kNotFound ? Status() : status;
         });
       } while (status.code() == Code::kViewChanged);
-      if (!status.ok() && status.code() != Code::kNotFound) return;
+      if (!status.ok() && status.code() != Code::kNotFound) return cluster.pass_time(worker, 10s);
     }
     StepResult result;
     for (auto k = session.info().steps; k < kResumedSteps; ++k) {
@@ -261,6 +261,17 @@ TEST(JoiningAroundALoad, DoesNotWaitForWorkersThatHaveLeft) {
   ASSERT_TRUE(job.cluster.call(2, "load"));
   EXPECT_LT(job.cluster.call(2, "load")->ended - job.cluster.call(2, "load")->began, 3s);
   EXPECT_FALSE(job.cluster.first_failure(2)) << job.cluster.history(2);
+}
+
+// The others load later than its load waits for them. Its end tells them so.
+TEST(JoiningAroundALoad, FailsTheLoadsOfTheOthersThatComeTooLate) {
+  const Resumed job({.join = 1ms, .before = {5s, 5s}, .settings = {{"step_timeout", "2s"}}});
+  for (int worker : {0, 1, 2}) {
+    const NotedCall* const load = job.cluster.call(worker, "load");
+    ASSERT_TRUE(load) << job.cluster.histories();
+    EXPECT_EQ(load->status.code(), worker == 2 ? Code::kTimeout : Code::kMismatch) << load->status.message();
+    EXPECT_THAT(load->status.message(), HasSubstr("the others have not begun their next call"));
+  }
 }
 
 // Worker 1 waits in a paused view, with a load that has not begun.

@@ -435,6 +435,10 @@ class Outcome {
     }
     // All workers that have trained have closed their sessions well.
     const bool loses = !lost_.empty() || !job_.losses.empty() || !job_.head_losses.empty();
+    for (int w = 0; w < job_.all() && !loses && !job_.pair_cut && !job_.split; ++w) {
+      for (const std::string& line : cluster_->log(w))
+        if (line.find("does not know that all others") != line.npos) problem(w, line);
+    }
     if (!loses && reference && !(cluster_->head_result() && cluster_->head_result()->ok()))
       found.push_back("the head says that the job has failed: " +
                       (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended") +
@@ -776,6 +780,40 @@ TEST(Loss, OfAWorkerThatHearsOfItFirstDoesNotFailTheOthers) {
     if (HasFailure()) return;
   }
   EXPECT_GT(evicted, 0);
+}
+
+// A worker does not receive what another one answers to its dsgd_close. Meanwhile the third one aborts the
+// job.
+TEST(Loss, OfTheJobWhileAWorkerClosesIsReturnedByItsClose) {
+  ClusterOptions options{.workers = 3, .separate_head = true};
+  options.settings = {{"min_workers", "1"}, {"lease", "10s"}, {"stall_warning", "1s"}};
+  Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+    if (!Cluster::train(cluster, session, worker, 3)) return;
+    if (worker == 0) cluster.world.block(cluster.process(0), cluster.process(1));
+    cluster.pass_time(worker, worker == 1 ? 1ms : 2s);
+    if (worker == 2) cluster.note(2, "abort", [&] { return session.abort("test"); });
+  });
+  ASSERT_TRUE(cluster.run_until_ended(60s));
+  const NotedCall* const close = cluster.call(1, "close");
+  ASSERT_TRUE(close);
+  EXPECT_EQ(close->status.code(), Code::kAborted) << cluster.history(1);
+  ASSERT_FALSE(cluster.warnings(1).empty());
+  EXPECT_THAT(cluster.warnings(1)[0].text,
+              AllOf(HasSubstr("dsgd_close has not ended after 1 s: rank 0 (worker "),
+                    HasSubstr(" has not completed the last step of this worker")));
+}
+
+TEST(Loss, MayTakeLongerThanAStallWarning) {
+  Job job{.losses = {{0, 5ms, Loss::kKill}}, .pair_cut = {{1, 2, 5ms}}};
+  job.settings = {{"lease", "5s"}, {"stall_warning", "1s"}};
+  const Outcome outcome(job);
+  ASSERT_TRUE(outcome.ended);
+  int warned = 0;
+  for (const int worker : {1, 2}) {
+    for (const NotedWarning& warning : outcome.cluster().warnings(worker))
+      warned += warning.text.starts_with("the change to view 2 has not ended after 1 s: rank ");
+  }
+  EXPECT_GT(warned, 0) << outcome.cluster().histories();
 }
 
 // They close at the same time as the others, which may report them before or after.

@@ -114,7 +114,7 @@ class Session(Collectives):
         final, which `timeout` limits, too (dsgd_close in dsgd.h). The buffers are the host's again. Closing twice is
         fine. Ctrl-C ends the wait and the operations.
 
-        Raises Error with EVICTED if the others went on without this worker before its last step was final, and with
+        Raises Error with EVICTED if the others went on without this worker before it knew that its last step is final, and with
         DIVERGED if its values differ from theirs. The session is closed all the same."""
         self._handle.close(milliseconds(timeout))
 

@@ -125,8 +125,10 @@
  *              that fails here may have succeeded on other workers. So use a channel other than 0 for
  *              collectives between steps. When a call has failed, go on with the next step, and make no other
  *              collective before it: a worker that has joined makes none. Repeat a call only if all workers
- *              repeat it. A step has its full timeout again in each view. A lost worker that still runs fails
- *              with DSGD_ERR_EVICTED, and can only join another job. Data shards deal the samples that a lost
+ *              repeat it. A step has its full timeout again in each view; before that the workers agree on
+ *              the state of the view, within `step_timeout`. A lost worker that still runs fails with
+ *              DSGD_ERR_EVICTED, and can only join another job. A session that is torn (see dsgd_step)
+ *              does not outlive a change of the view before it has loaded a checkpoint. Data shards deal the samples that a lost
  *              worker has not used to the others. If the key `straggler_timeout` is set, the head evicts a
  *              worker for which all others have waited for this time, and which itself waits for none. Its
  *              program hangs, or one of its threads is stopped, while its heartbeat goes on. The head evicts
@@ -151,8 +153,8 @@
  *                  others then repeat without it.
  *   Joins      Views can change if `min_workers` is less than num_workers, if `max_workers` is more, or if
  *              `rejoin_timeout` is set. Then a worker may call dsgd_init while the job runs, if the job has
- *              fewer than max_workers workers. It adds the same parameters as the others, and replicas, while
- *              the others go on training. Until its dsgd_start ends, its rank is the number of workers in the
+ *              fewer than max_workers workers, and else waits up to `init_timeout` for a place. It adds the
+ *              same parameters as the others, and replicas, while the others go on training. Until its dsgd_start ends, its rank is the number of workers in the
  *              present view and its size one more, and other collectives fail with DSGD_ERR_STATE. In
  *              dsgd_start it fetches values and optimizer state, a part from each of the others, while
  *              these train on. Each of them keeps the sums of its steps for it, in at most twice the memory
@@ -391,7 +393,8 @@ typedef struct dsgd_op dsgd_op;
  * the head, but dials them until the head that serves answers (see dsgd_head_start).
  * Blocks: up to `init_timeout`, also while a host name is resolved.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (TLS is configured, and libssl of
- * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (head), DSGD_ERR_UNAUTHORIZED (token, job),
+ * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (the head does not answer, or the running job has
+ * max_workers workers or is ending), DSGD_ERR_UNAUTHORIZED (token, job),
  * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (protocol, or a key that must be equal on the
  * head, such as num_workers and lease), DSGD_ERR_STATE (the job at this head takes no further workers, or is
  * over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message names the workers that have joined),
@@ -424,10 +427,11 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               with the key `head_state`), and as long again after each further loss. It takes longer while
  *               the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
  *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
- *               wait ends too early, a warning in the log says that the step may not be final. If the head
- *               has evicted this worker after its last step and before the wait ends, the session is closed,
- *               and the call returns DSGD_ERR_EVICTED: the others may have made that step again without this
- *               worker, so its values may differ from theirs.
+ *               wait ends too early, a warning in the log says that the step may not be final. If the
+ *               session fails during the wait, the call closes it all the same and returns the error, such as
+ *               DSGD_ERR_EVICTED: the others may have made that step again without this worker, so its values
+ *               may differ from theirs. It also returns DSGD_ERR_EVICTED if the head has evicted this worker
+ *               before.
  *   Peers       The call then tells the peers and the head that this worker leaves; the time for that adds to
  *               that of the last step. Until then the steps of the peers wait for it. A peer that does not
  *               answer delays the call until timeout_ms has passed, but at least one second and at most
