@@ -60,6 +60,28 @@ def tls_commands(readme):
     return block[1] if block else sys.exit("README.md has no commands that make certificates")
 
 
+def elastic_program_is_right(readme, options):
+    """Three workers run elastic.py. The third one is killed after half a second, and another one joins in its place."""
+    program = re.search(r"^```python elastic.py\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    if not program:
+        sys.exit("README.md has no program elastic.py")
+    work = options.work / "elastic"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (work / "elastic.py").write_text(program[1])
+    environment = installed(options, work)
+    environment["PYTHONPATH"] = str(options.build / "python")
+    worker = f"""if [ $DSGD_RANK = 2 ] && mkdir first 2>/dev/null; then timeout -s KILL 0.5 {sys.executable} elastic.py; exit $?; fi
+                 exec {sys.executable} elastic.py"""
+    run = subprocess.run(["dsgd", "run", "-n", "3", "--restarts", "3", "--set", "min_workers=1", "--", "sh", "-c", worker],
+                         cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+    good = run.returncode == 0 and run.stdout.count("y = 2.00 x + 1.00\n") >= 2
+    print(f"elastic: {'ok' if good else 'FAILED'}")
+    if not good:
+        print(f"status {run.returncode}\n{run.stdout}{run.stderr}")
+    return good
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=pathlib.Path, required=True)
@@ -75,6 +97,8 @@ def main():
     if header:
         programs["header"] = header
     failed = 0
+    if "python" in options.languages:
+        failed += not elastic_program_is_right(readme, options)
     for language in options.languages:
         if language not in programs:
             sys.exit(f"there is no program for '{language}' in README.md or dsgd.h")
