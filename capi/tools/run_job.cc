@@ -251,7 +251,7 @@ bool Job::has_settled(const JobState& job) {
   return fewest > steps_in_view_;
 }
 
-// After each new call of `dsgd scale`, starts workers that are missing, or stops workers: one after the
+// After each new call of `dsgd scale`, starts the missing workers at once, or stops workers one after the
 // other, so that no state is lost. Losses between two calls are left to --restarts.
 void Job::scale(const JobState& job) {
   const bool settled = has_settled(job);

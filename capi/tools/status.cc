@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -96,9 +98,8 @@ void print_table(const json& job) {
   std::vector<std::vector<std::string>> rows = {
       {"rank", "worker", "host", "pid", "step", "steps/s", "heartbeat", ""}};
   for (const json& worker : job["workers"]) {
-    const bool lost = worker["state"] == "lost";  // another worker may have its rank
-    rows.push_back({lost ? "-" : number_or_dash(worker["rank"]), text_of(worker["worker_id"]),
-                    text_of(worker["host"]), worker["pid"].dump(), number_or_dash(worker["steps"]),
+    rows.push_back({number_or_dash(worker["rank"]), text_of(worker["worker_id"]), text_of(worker["host"]),
+                    worker["pid"].dump(), number_or_dash(worker["steps"]),
                     worker["steps_per_second"].is_null() ? "-" : decimals(worker["steps_per_second"], 2),
                     worker["silence"].is_null() ? "-" : decimals(worker["silence"], 1) + " s ago",
                     activity(worker)});
@@ -180,8 +181,9 @@ int run_scale(const ScaleOptions& options) {
   configure_for(options, config);
   dsgd_error* error = nullptr;
   check(dsgd_job_scale(config.get(), options.workers, options.timeout * 1000, &error), error);
-  std::printf("told the head: %d worker%s wanted; `dsgd run` follows if it has started this head\n",
-              options.workers, options.workers == 1 ? "" : "s");
+  std::printf(
+      "the head now asks for %d worker%s; the `dsgd run` that has started it starts or stops workers\n",
+      options.workers, options.workers == 1 ? "" : "s");
   return 0;
 }
 
@@ -197,10 +199,6 @@ void add_head_options(CLI::App& app, HeadOptions* options) {
   app.add_option("--timeout", options->timeout, "Seconds to wait for the head (default: 10)")
       ->check(whole_number(1, 86400));
 }
-
-}  // namespace
-
-namespace {
 
 std::optional<std::pair<uint64_t, uint64_t>> steps_in_view(const json& job) {
   std::pair<uint64_t, uint64_t> steps{UINT64_MAX, 0};

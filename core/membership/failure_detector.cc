@@ -41,6 +41,7 @@ void FailureDetector::begin() {
 
 void FailureDetector::take_up() {
   no_worker_back_ = true;
+  taken_up_ = loop_.now();
   begin();
 }
 
@@ -95,13 +96,14 @@ void FailureDetector::check_leases() {
   const std::string silence =
       "no heartbeat for " + describe_duration(leases_.silence(first, now)) + " (lease)";
   if (no_worker_back_ || receives_nothing(now)) {
-    if (waits_for_workers(silence)) return schedule_check();
+    if (give_time(silence)) return schedule_check();
     if (no_worker_back_)
       return events_.head_lost(
           head_at_fault(" goes on with the job of an earlier head, but no worker has come back "
-                        "within " +
-                        describe_duration(options_.head_timeout) +
-                        " (head_timeout); either all have ended, or they cannot reach it at " + address_));
+                        "for " +
+                        describe_duration(now - taken_up_) +
+                        " (head_timeout = " + describe_duration(options_.head_timeout) +
+                        "); either all have ended, or they cannot reach it at " + address_));
     return events_.head_lost(head_at_fault(" receives no heartbeat: " + silence + " from " +
                                            workers_.names(verdict.lost) +
                                            "; it is cut off, or all of them have stopped"));
@@ -118,8 +120,9 @@ void FailureDetector::check_leases() {
 }
 
 // With a store, workers train on while the head receives nothing, so it gives them time to come back. Perhaps
-// they cannot reach it, and another head that they reach can still take up the record.
-bool FailureDetector::waits_for_workers(const std::string& silence) {
+// they cannot reach it, and another head that they reach can still take up the record. Returns whether they
+// have more time.
+bool FailureDetector::give_time(const std::string& silence) {
   const Time now = loop_.now();
   if (!durability_.stores() || (patience_end_ != Time{} && now >= patience_end_)) return false;
   if (patience_end_ == Time{}) {

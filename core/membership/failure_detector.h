@@ -68,7 +68,7 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
  private:
   bool decides() const { return running_ && durability_.holds(); }
   void check_leases();
-  bool waits_for_workers(const std::string& silence);
+  bool give_time(const std::string& silence);
   bool receives_nothing(transport::Time now) const;
   void decide_cut_after(transport::Duration wait);
   void decide_cut();
@@ -93,9 +93,10 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   // Length of the last stop of the head itself that check_leases noticed, and when it noticed it.
   transport::Duration last_stop_{};
   transport::Time resumed_{};
-  // Until then the head waits, though no heartbeat arrives; 0: it does not wait.
+  // The head waits until then, though no heartbeat arrives. 0: it does not wait.
   transport::Time patience_end_{};
   bool no_worker_back_ = false;  // it has taken up a job, and no worker has come back
+  transport::Time taken_up_{};   // when
   std::string address_;          // at which the head listens
 };
 

@@ -78,7 +78,7 @@ ordered_json json_of(const WorkerStatus& worker) {
   const bool reports = worker.reported && present;
   const bool calls = reports && progress.call != 0;
   ordered_json json;
-  json["rank"] = known(worker.member.rank >= 0, worker.member.rank);
+  json["rank"] = known(present && worker.member.rank >= 0, worker.member.rank);
   json["worker_id"] = worker.member.worker_id;
   json["host"] = worker.member.host;
   json["pid"] = worker.member.pid;

@@ -1402,7 +1402,7 @@ DSGD_API void dsgd_head_free(dsgd_head *head);
  *   missing, refused   while gathering: ranks that have not come, if the others have asked for ranks; the
  *                      last refusal of a worker, or null
  *   workers            those that have come, in the order of their first ranks:
- *     rank, worker_id, host, pid   rank: in its last view, null: not known yet
+ *     rank, worker_id, host, pid   rank: in the present view, null: it is in none
  *     state            "waiting": the job has not begun; "running"; "joining": it is in no view yet; "left":
  *                      it has closed its session in good order; "lost", also by its own failure
  *     silence          time since the last heartbeat

@@ -427,7 +427,7 @@ TEST_F(FixedDurableHeadTest, AHeadToWhichNoWorkerComesBackKeepsTheJobForHeadTime
   EXPECT_TRUE(store_->removing);
   ASSERT_EQ(ends_.size(), 1u);
   EXPECT_EQ(ends_[0].code(), Code::kWorkerLost);
-  EXPECT_THAT(ends_[0].message(), HasSubstr("no worker has come back within 60.0 s (head_timeout)"));
+  EXPECT_THAT(ends_[0].message(), HasSubstr("no worker has come back for 70.1 s (head_timeout = 60.0 s)"));
 }
 
 TEST_F(PausedDurableHeadTest, AHeadToWhichNoWorkerComesBackKeepsAPausedJobAsLong) {
