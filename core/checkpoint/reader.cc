@@ -62,7 +62,7 @@ class TensorReader {
 
   // Every tensor must have come completely, and no element twice.
   Status check_complete() {
-    for (auto& [name, target] : targets_) {
+    for (const auto& [name, target] : targets_) {
       std::vector<Range>& parts = parts_[name];
       std::sort(parts.begin(), parts.end(), [](Range a, Range b) { return a.begin < b.begin; });
       uint64_t position = 0;
@@ -70,9 +70,9 @@ class TensorReader {
         if (part.begin != position) break;
         position = part.end;
       }
-      target.found = !parts.empty();
+      const bool found = !parts.empty();
       const bool whole = position == target.count && (parts.empty() || parts.back().end == position);
-      if (target.found ? whole : !target.required) continue;
+      if (found ? whole : !target.required) continue;
       return Status(Code::kIo, "the checkpoint '" + found_.path + "' has not all elements of " +
                                    (name.second.empty() ? "" : "'" + name.second + "' of ") + "parameter '" +
                                    printable(name.first) + "'; load another checkpoint by its own path")

@@ -20,7 +20,6 @@ struct Target {
   std::byte* data = nullptr;  // all elements; null for none
   // The elements that are wanted, in order; the others are left alone.
   std::vector<std::pair<uint64_t, uint64_t>> wanted;
-  bool found = false;  // set by read_tensors()
 };
 // By parameter and name of the state tensor; "" for values.
 using Targets = std::map<std::pair<std::string, std::string>, Target>;

@@ -46,7 +46,7 @@ std::optional<std::string> bytes_of_field(const json& value) {
 
 std::optional<Etcd::Lease> lease_of(const json& answer) {
   const auto id = number_of(member_of(answer, "ID")), ttl = number_of(member_of(answer, "TTL"));
-  constexpr int64_t kLongest = 10'000'000'000 / 2;  // s; so that it does not overflow
+  constexpr int64_t kLongest = 5'000'000'000;  // seconds; so that now + ttl fits in 63 bits of nanoseconds
   if (!id || *id == 0 || !ttl || *ttl > kLongest) return std::nullopt;
   return Etcd::Lease{*id, std::chrono::seconds(std::max<int64_t>(*ttl, 0))};
 }

@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "core/membership/head_record.h"
 #include "core/membership/view_store.h"

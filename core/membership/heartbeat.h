@@ -14,7 +14,7 @@ namespace dsgd {
 
 struct HeartbeatOptions {
   std::vector<std::string> addresses;  // of the heads; the first serves, and another one if that is lost
-  transport::Hello hello;              // complete, with the worker's number as rank, view and job nonce
+  transport::Hello hello;              // complete: `rank` is the worker's number
   int32_t own_rank = -1;
   std::string token;
   transport::Duration lease{};

@@ -115,7 +115,7 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
   return other ? NextCall::kOther : NextCall::kUnknown;
 }
 
-// Calls reports for a load that has begun.
+// Once the load has begun, the class Calls reports what it waits for.
 WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
   const bool waits_for_others = !load.call && !state_.recovering && state_.size() > 1;
   if (!waits_for_others || next_of_others() != NextCall::kUnknown) return {};
@@ -135,7 +135,7 @@ void Checkpoints::report(transport::ViewReport* mine) const {
 
 void Checkpoints::take_reports(const std::vector<transport::ViewReport>& reports) {
   if (state_.started && state_.joined_at == state_.next_step) {
-    // Before its first view with all others has ended, a worker has 1 here.
+    // A worker that has not been in a complete view yet reports 1.
     const uint64_t mine = reports[static_cast<size_t>(state_.rank())].calls[0];
     for (const auto& report : reports)
       if (mine > 1 && report.calls[0] > mine) step_without_load_ = state_.next_step;

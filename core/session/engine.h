@@ -180,7 +180,7 @@ class Engine final : public SessionEvents {
   // it; else 0.
   uint64_t close(const Status& cause);
   const Status& divergence() const { return last_values_.divergence(); }  // found as it closed
-  // Ends all timers and posts. The last call on the loop.
+  // The last call on the loop: nothing is posted to it any more. Timers that are left end with it.
   void detach_from_loop() {
     waiter_.close(), copies_.close(), state_.staged_work.close(), state_.step.close();
     state_.stalls.close(), checkpoints_.close();

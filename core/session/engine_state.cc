@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/base/text.h"
 #include "core/session/saved_parts.h"
 #include "core/session/signature.h"
 #include "transport/schema/codec.h"

@@ -1,7 +1,6 @@
 #include "core/session/last_step.h"
 
 #include <algorithm>
-#include <string>
 
 namespace dsgd {
 

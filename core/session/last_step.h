@@ -1,5 +1,5 @@
-// The last step of workers that close their sessions. Where views change, such a worker waits until all
-// others have completed its last step, so that the job cannot repeat the step without it.
+// The last step of workers that close their sessions. Where views change, a worker that closes waits until
+// all others have completed as many steps as it has. Else they could repeat its last step without it.
 #pragma once
 
 #include <cstdint>

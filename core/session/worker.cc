@@ -8,7 +8,6 @@
 #include "core/base/address.h"
 #include "core/base/describe.h"
 #include "core/membership/probe.h"
-#include "core/membership/text.h"
 #include "core/session/network_settings.h"
 
 namespace dsgd {

@@ -90,7 +90,7 @@ class Worker {
   transport::JoinReply view_;
   std::shared_ptr<transport::Poster> poster_;  // from the heartbeat's loop to the session's
 
-  // Destroyed from below: listeners stop before what they call.
+  // ~Worker ends the listeners first, then what lives on the loop, then the networks.
   std::unique_ptr<metrics::Trace> trace_;
   std::unique_ptr<transport::Network> network_, heartbeat_network_, head_network_;
   std::unique_ptr<Engine> engine_;
