@@ -259,7 +259,9 @@ Command add_status(CLI::App& app) {
   add_head_options(app, options.get());
   app.add_flag("--json", options->as_json,
                "Print the answer as JSON; dsgd.h describes it at dsgd_job_status");
-  app.add_flag("--watch", options->watch, "Repeat until the job ends; with --json, print one line each time");
+  app.add_flag(
+      "--watch", options->watch,
+      "Repeat until the head has gone, or the job has failed; with --json, print one line each time");
   app.add_option("--interval", options->interval, "With --watch: seconds between two queries (default: 2)")
       ->check(CLI::Range(0.1, 86400.0));
   app.footer(

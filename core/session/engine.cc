@@ -1,6 +1,7 @@
 #include "core/session/engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/describe.h"
 
@@ -221,6 +222,7 @@ void Engine::fail(const Status& cause, bool tell_peers) {
 }
 
 void Engine::end_waits(const Status& why) {
+  state_.stalls.end(std::exchange(agreement_watch_, 0));
   waiter_.fail(why);
   start_.end(why);
   state_.calls.end_waiting(why);

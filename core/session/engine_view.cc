@@ -217,6 +217,7 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
   for (const ViewReport& report : reports) held.push_back(report.learner ? HeldRanges() : report.held);
   const auto placed = [this, call, calls = decision.calls, paused = state_.mesh->members().view().paused] {
     state_.mesh->operations.end_call(call->number, {});
+    state_.stalls.end(std::exchange(agreement_watch_, 0));
     if (!paused) {
       resume(calls);
       resume_step();
