@@ -803,6 +803,30 @@ TEST(Loss, OfTheJobWhileAWorkerClosesIsReturnedByItsClose) {
                     HasSubstr(" has not completed the last step of this worker")));
 }
 
+// As by Ctrl-Z, or on a machine that is suspended.
+TEST(Loss, DoesNotFollowFromAPauseOfTheHeadAndAllWorkers) {
+  for (const char* min_workers : {"1", "3"}) {
+    for (Duration after = 5ms; after < 45ms; after += kStride * 1ms) {
+      SCOPED_TRACE(std::string("min_workers ") + min_workers + ", after " + std::to_string(after / 1us) +
+                   " us");
+      ClusterOptions options{.workers = 3, .separate_head = true};
+      options.settings = {{"min_workers", min_workers}, {"lease", "500ms"}, {"step_timeout", "20s"}};
+      Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
+        Cluster::train(cluster, session, worker, 60);
+      });
+      for (int worker = 0; worker < 3; ++worker) ASSERT_TRUE(cluster.run_until_noted(worker, "open", 10s));
+      cluster.world.run_for(after);
+      for (int process = -1; process < 3; ++process) cluster.world.pause(cluster.process(process));
+      cluster.world.run_for(2s);
+      for (int process = 2; process >= -1; --process) cluster.world.resume(cluster.process(process));
+      ASSERT_TRUE(cluster.run_until_ended(60s));
+      for (int worker = 0; worker < 3; ++worker)
+        EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST(Loss, MayTakeLongerThanAStallWarning) {
   Job job{.losses = {{0, 5ms, Loss::kKill}}, .pair_cut = {{1, 2, 5ms}}};
   job.settings = {{"lease", "5s"}, {"stall_warning", "1s"}};
