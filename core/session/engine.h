@@ -173,7 +173,7 @@ class Engine final : public SessionEvents {
   void compare_last_values(transport::Time deadline, std::function<void()> then);
   // Where views change: waits until all others have completed the last step of this worker, so that the job
   // cannot repeat it without this worker any more. Calls `then` in every case: with an error if the session
-  // fails meanwhile, or others give that step up, and with kEvicted if it has failed before for that reason.
+  // fails meanwhile, or others give that step up, and with kEvicted if this worker was evicted before.
   void await_last_step(transport::Time deadline, std::function<void(const Status&)> then);
   void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without

@@ -292,10 +292,10 @@ void Engine::resume(const std::vector<uint64_t>& calls) {
 // ---- the last step
 
 void Engine::await_last_step(transport::Time deadline, std::function<void(const Status&)> then) {
+  if (state_.failure.code() == Code::kEvicted) return then(state_.failure);
   if (!state_.mesh || !state_.options.views_change || !state_.started || state_.next_step == 0 ||
-      !state_.torn.ok())
+      !state_.failure.ok() || !state_.torn.ok())
     return then({});
-  if (!state_.failure.ok()) return then(state_.failure.code() == Code::kEvicted ? state_.failure : Status());
   const uint64_t watch = state_.stalls.begin([this] { return last_step_report(); });
   last_step_.await(deadline, [this, watch, then = std::move(then)] {
     state_.stalls.end(watch);

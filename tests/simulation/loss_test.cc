@@ -1030,6 +1030,9 @@ TEST(Loss, AWorkerThatWasStoppedIsToldThatTheOthersWentOn) {
   ASSERT_TRUE(failure) << outcome.cluster().history(1);
   EXPECT_EQ(failure->status.code(), Code::kEvicted) << failure->status.message();
   EXPECT_THAT(failure->status.message(), HasSubstr("which goes on without it"));
+  const NotedCall* const close = outcome.cluster().call(1, "close");
+  ASSERT_TRUE(close);
+  EXPECT_EQ(close->status.code(), Code::kEvicted) << "whether a step or a call between two has failed";
 }
 
 TEST(Loss, IsRefusedIfOneWorkerAloneHoldsTheOptimizerState) {
