@@ -91,8 +91,9 @@ func (s *Session) pointer() uintptr {
 
 // Close ends the membership in good order: it waits for operations in flight, up to their deadlines, then ends them with
 // [ErrClosed], waits until the last step is final (dsgd_close in dsgd.h), tells the others, and lets all buffers go.
-// It returns [ErrEvicted] if the others went on without this worker before it knew that, and [ErrDiverged] if its values differ
-// from theirs; the session is closed all the same. Afterwards every call on the session returns ErrClosed. Closing twice is fine.
+// It returns [ErrEvicted] if the others went on without this worker before it knew that, and [ErrDiverged] if its values
+// differ from theirs; the session is closed all the same. Afterwards every call on the session returns ErrClosed.
+// Closing twice is fine.
 func (s *Session) Close() error { return s.close(-1) }
 
 // CloseWithin is Close with another limit on the wait for operations in flight and for the last step to be final.

@@ -243,8 +243,8 @@ class Engine final : public SessionEvents {
   bool has_host_calls() const;
   void resume_step();
 
-  // What the wait of await_last_step(), and the call of this number, in which the workers of a view agree on
-  // its state, wait for.
+  // The workers for which await_last_step() waits, and those for which the call of this number waits, in
+  // which the workers of a view agree on its state.
   WaitReport last_step_report() const;
   WaitReport agreement_report(uint64_t call) const;
 

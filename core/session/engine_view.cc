@@ -217,11 +217,11 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
   for (const ViewReport& report : reports) held.push_back(report.learner ? HeldRanges() : report.held);
   const auto placed = [this, call, calls = decision.calls, paused = state_.mesh->members().view().paused] {
     state_.mesh->operations.end_call(call->number, {});
-    state_.stalls.end(std::exchange(agreement_watch_, 0));
     if (!paused) {
       resume(calls);
       resume_step();
     } else {  // recovery ends in a later view
+      state_.stalls.end(std::exchange(agreement_watch_, 0));
       agreed_ = true;
       last_step_.ask(state_.mesh->peers, state_.next_step);
     }

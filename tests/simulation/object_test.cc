@@ -429,7 +429,6 @@ std::unique_ptr<Cluster> job_that_is_joined(const Bytes& bytes, bool gets, Durat
   return job;
 }
 
-// A worker that joins dies while it fetches the objects. The others go on without it.
 // Ranks 0 and 1 cannot reach each other, so the head evicts one of them while rank 2 puts objects.
 TEST(Object, APutEndsWithTheViewIfAnotherWorkerIsEvicted) {
   const Bytes bytes = pattern(64 << 10, 5);
@@ -455,6 +454,7 @@ TEST(Object, APutEndsWithTheViewIfAnotherWorkerIsEvicted) {
   }
 }
 
+// A worker that joins dies while it fetches the objects. The others go on without it.
 TEST(Object, TheOthersOutliveAWorkerThatDiesWhileItGetsThem) {
   const Bytes bytes = pattern(2'000'000, 1);
   int without = 0;  // jobs that went on before it had taken part

@@ -114,8 +114,8 @@ class Session(Collectives):
         final, which `timeout` limits, too (dsgd_close in dsgd.h). The buffers are the host's again. Closing twice is
         fine. Ctrl-C ends the wait and the operations.
 
-        Raises Error with EVICTED if the others went on without this worker before it knew that its last step is final, and with
-        DIVERGED if its values differ from theirs. The session is closed all the same."""
+        Raises Error with EVICTED if the others went on without this worker before it knew that its last step is final,
+        and with DIVERGED if its values differ from theirs. The session is closed all the same."""
         self._handle.close(milliseconds(timeout))
 
     def channel(self, number: int, timeout: Optional[float] = None) -> Channel:

@@ -128,13 +128,14 @@
  *              repeat it. A step has its full timeout again in each view; before that the workers agree on
  *              the state of the view, within `step_timeout`. A lost worker that still runs fails with
  *              DSGD_ERR_EVICTED, and can only join another job. A session that is torn (see dsgd_step)
- *              does not outlive a change of the view before it has loaded a checkpoint. Data shards deal the samples that a lost
- *              worker has not used to the others. If the key `straggler_timeout` is set, the head evicts a
- *              worker for which all others have waited for this time, and which itself waits for none. Its
- *              program hangs, or one of its threads is stopped, while its heartbeat goes on. The head evicts
- *              no worker if workers wait for each other, if fewer than min_workers would be left, or if the
- *              worker hosts the head. `stall_warning` only warns; `step_timeout` fails the step on all
- *              workers, so straggler_timeout should be the shorter by a few heartbeat intervals. Limits:
+ *              does not outlive a change of the view before it has loaded a checkpoint. Data shards deal the
+ *              samples that a lost worker has not used to the others. If the key `straggler_timeout` is set,
+ *              the head evicts a worker for which all others have waited for this time, and which itself
+ *              waits for none. Its program hangs, or one of its threads is stopped, while its heartbeat goes
+ *              on. The head evicts no worker if workers wait for each other, if fewer than min_workers would
+ *              be left, or if the worker hosts the head. `stall_warning` only warns; `step_timeout` fails the
+ *              step on all workers, so straggler_timeout should be the shorter by a few heartbeat intervals.
+ *              Limits:
  *                - The loss of a worker that hosts the head ends the job; start the head with `dsgd head`.
  *                  With the key `head_state` that head may be lost, too: see dsgd_head_start.
  *                - The strategy keeps its state on more than one worker: allreduce, simple, or ps with
@@ -154,16 +155,16 @@
  *   Joins      Views can change if `min_workers` is less than num_workers, if `max_workers` is more, or if
  *              `rejoin_timeout` is set. Then a worker may call dsgd_init while the job runs, if the job has
  *              fewer than max_workers workers, and else waits up to `init_timeout` for a place. It adds the
- *              same parameters as the others, and replicas, while the others go on training. Until its dsgd_start ends, its rank is the number of workers in the
- *              present view and its size one more, and other collectives fail with DSGD_ERR_STATE. In
- *              dsgd_start it fetches values and optimizer state, a part from each of the others, while
- *              these train on. Each of them keeps the sums of its steps for it, in at most twice the memory
- *              of its part, or 16 MiB if that is more. Then the workers go on in a new view, with this one
- *              as the last rank. It fetches the rest, while the steps of the others wait: mostly the sums of
- *              the last step, but all of a part if its worker was lost meanwhile, the new worker was too
- *              slow, or the host has changed values of trained parameters. It takes part from the next step
- *              on, whose index dsgd_session_info_read gives as `steps`. The others learn of the new view as
- *              after a loss.
+ *              same parameters as the others, and replicas, while the others go on training. Until its
+ *              dsgd_start ends, its rank is the number of workers in the present view and its size one more,
+ *              and other collectives fail with DSGD_ERR_STATE. In dsgd_start it fetches values and optimizer
+ *              state, a part from each of the others, while these train on. Each of them keeps the sums of
+ *              its steps for it, in at most twice the memory of its part, or 16 MiB if that is more. Then the
+ *              workers go on in a new view, with this one as the last rank. It fetches the rest, while the
+ *              steps of the others wait: mostly the sums of the last step, but all of a part if its worker
+ *              was lost meanwhile, the new worker was too slow, or the host has changed values of trained
+ *              parameters. It takes part from the next step on, whose index dsgd_session_info_read gives as
+ *              `steps`. The others learn of the new view as after a loss.
  *              Limits, besides those of losses:
  *                - Its strategy is the one that the others have at that moment. It takes over their learning
  *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.

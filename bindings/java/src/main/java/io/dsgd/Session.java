@@ -173,8 +173,8 @@ public final class Session extends Collectives implements AutoCloseable {
    * reachable. If the arena of a bound segment is closed, operations in flight end at once and this
    * throws a {@link DsgdException} of {@link Status#INVALID_ARGUMENT}; the session is closed all the
    * same. So it is if this throws {@link Status#EVICTED}, since the others went on without this
-   * worker before it knew that its last step is final, or {@link Status#DIVERGED}, since its values differ from
-   * theirs.
+   * worker before it knew that its last step is final, or {@link Status#DIVERGED}, since its values
+   * differ from theirs.
    *
    * @param timeout how long to wait for operations, and for the last step to be final (dsgd_close in
    *     dsgd.h); null: up to their own deadlines
