@@ -94,6 +94,7 @@ class Config {
   Status check_environment(bool for_head) const;
   Status check_together() const;
   Status check_tls() const;
+  Status check_straggler_timeout() const;
   Result<LauncherNote> read_launcher();
   Status with_misspelt_variables(const Status& status) const;
 

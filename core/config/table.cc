@@ -288,7 +288,8 @@ constexpr Rule kRules[] = {
      24 * kHour},
     {{"straggler_timeout", "duration", "0", "0 or 500ms..24h",
       "Time after which the head evicts a worker if all others wait for it and it waits for none, so that "
-      "the others go on without it; at least `lease`; needs min_workers less than num_workers, "
+      "the others go on without it; at least `lease`, and less than `step_timeout`; needs min_workers less "
+      "than num_workers, "
       "max_workers more, or rejoin_timeout, and is equal on the head and all workers; 0: off.",
       "DSGD_STRAGGLER_TIMEOUT"},
      Type::kDuration,

@@ -134,7 +134,7 @@
  *              waits for none. Its program hangs, or one of its threads is stopped, while its heartbeat goes
  *              on. The head evicts no worker if workers wait for each other, if fewer than min_workers would
  *              be left, or if the worker hosts the head. `stall_warning` only warns; `step_timeout` fails the
- *              step on all workers, so straggler_timeout should be the shorter by a few heartbeat intervals.
+ *              step on all workers, so straggler_timeout must be less, by a few heartbeat intervals.
  *              Limits:
  *                - The loss of a worker that hosts the head ends the job; start the head with `dsgd head`.
  *                  With the key `head_state` that head may be lost, too: see dsgd_head_start.
