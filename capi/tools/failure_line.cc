@@ -5,19 +5,23 @@
 namespace dsgd_tool {
 namespace {
 
-const std::string kPrefix = "dsgd run: ", kFirst = " failed first: ", kBecause = " failed because of rank ";
+const std::string kPrefix = "dsgd run: ", kFirst = " failed first: ",
+                  kLater = " failed, which ended the job: ", kBecause = " failed because of rank ";
 
 }  // namespace
 
 std::string FailureLine::text() const {
-  return kPrefix + child + (cause < 0 ? kFirst : kBecause + std::to_string(cause) + ": ") + how;
+  const std::string middle = cause >= 0 ? kBecause + std::to_string(cause) + ": " : first ? kFirst : kLater;
+  return kPrefix + child + middle + how;
 }
 
 std::optional<FailureLine> FailureLine::parse(const std::string& line) {
   if (!line.starts_with(kPrefix + "worker ")) return std::nullopt;
   const auto child_before = [&](size_t at) { return line.substr(kPrefix.size(), at - kPrefix.size()); };
-  if (const size_t at = line.find(kFirst); at != std::string::npos)
-    return FailureLine{child_before(at), -1, line.substr(at + kFirst.size())};
+  for (const auto* middle : {&kFirst, &kLater}) {
+    if (const size_t at = line.find(*middle); at != std::string::npos)
+      return FailureLine{child_before(at), -1, line.substr(at + middle->size()), middle == &kFirst};
+  }
   const size_t at = line.find(kBecause);
   if (at == std::string::npos) return std::nullopt;
   const char* number = line.c_str() + at + kBecause.size();

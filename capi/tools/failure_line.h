@@ -1,5 +1,5 @@
-// The line with which `dsgd run` names the worker that failed first. `dsgd run --hosts` parses it from the
-// standard error of the supervised `dsgd run` on each host.
+// The line with which `dsgd run` names the worker whose failure ended the job. `dsgd run --hosts` parses it
+// from the standard error of the supervised `dsgd run` on each host.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,7 @@ struct FailureLine {
   std::string child;  // "worker 3"
   int cause = -1;     // rank that the failure of this worker names, -1: none
   std::string how;    // "sh failed with status 7"
+  bool first = true;  // no worker has failed before
 
   std::string text() const;
   // Returns nothing if `line` is not one.

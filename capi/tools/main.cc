@@ -22,7 +22,7 @@ void check(int32_t status, dsgd_error* const& error) {
   if (status == DSGD_OK) return;
   const std::string message = std::string(dsgd_error_message(error)) + " (" + dsgd_status_name(status) + ")";
   dsgd_error_free(error);
-  throw Failure(message);
+  throw Failure(message, status);
 }
 
 std::string Setting::variable() const {

@@ -37,7 +37,7 @@ const std::map<std::string, std::string> kOwnKeys = {
     {"num_workers", "use -n, and with --head also --num-workers"},
     {"rank", "use --first-rank, with --head"},
     {"supervisor", "leave it out: the workers report to this dsgd run"},
-    {"worker_id", "each worker's is worker-RANK"}};
+    {"worker_id", "each worker's is worker-RANK, with --join worker-RANDOM"}};
 
 // Returns what to do instead of setting the key; "" if it may be set.
 std::string own_key_fault(const std::string& key) {
@@ -81,6 +81,14 @@ std::vector<Setting> given_settings(const RunOptions& options) {
 
 // Returns the number of workers of the whole job.
 uint32_t count_workers(const RunOptions& options, uint32_t local_workers) {
+  if (options.join) {
+    if (!head_is_elsewhere(options))
+      throw UsageError("--join",
+                       "give the address of the running job's head with --head HOST:PORT (or DSGD_HEAD)");
+    if (options.num_workers == 0)
+      throw UsageError("--join", "give the number of workers that the job began with: --num-workers N");
+    return options.num_workers;
+  }
   const uint32_t needed = options.first_rank + local_workers;
   const uint32_t all = options.num_workers ? options.num_workers : needed;
   if (all < needed)
@@ -237,11 +245,16 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
   app.add_option("--head", options->head,
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
   app.add_option("--num-workers", options->num_workers,
-                 "Workers of the whole job, with --head (default: --first-rank and those here)")
+                 "Workers that the job begins with, with --head (default: --first-rank and those here)")
       ->check(whole_number(1, kMostWorkers));
   app.add_option("--first-rank", options->first_rank,
                  "Rank of the first worker here, with --head (default 0)")
       ->check(whole_number(0, kMostWorkers - 1));
+  app.add_flag(
+         "--join", options->join,
+         "The workers join a job that already runs, with --head and --num-workers. They have no ranks of "
+         "their own: the head gives each a free one, or lets it wait for one")
+      ->excludes("--first-rank");
   app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
   app.add_option("--set", options->settings,
                  "Another configuration key for head and workers, KEY=VALUE; may be repeated")
@@ -268,10 +281,12 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
         return text.empty()
                    ? std::string("the list is empty; name a host, or leave the option out to run here")
                    : std::string();
-      });
+      })
+      ->excludes("--join");
   app.add_option("--hostfile", options->hostfile,
                  "File with lines HOST, HOST:WORKERS or HOST slots=WORKERS, as --hosts")
-      ->excludes("--hosts");
+      ->excludes("--hosts")
+      ->excludes("--join");
   app.add_option(
          "--restarts", options->restarts,
          "Number of restarts after a failure (default 0). If the job goes on without the worker "

@@ -15,7 +15,7 @@ struct RunOptions {
   std::string head, job, init, file, separator = ":";
   std::vector<std::string> settings;
   double grace_seconds = 10;
-  bool no_prefix = false, verbose = false, supervised = false;
+  bool join = false, no_prefix = false, verbose = false, supervised = false;
   std::string hosts, hostfile, ssh = "ssh", remote_dsgd;
   std::vector<std::string> variables;  // NAME or NAME=VALUE
 };

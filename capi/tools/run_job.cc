@@ -88,8 +88,8 @@ bool LocalHead::job_is_over(std::string* failure) const {
   return status != DSGD_ERR_WAIT_TIMEOUT;
 }
 
-// The job of one run_job(). A worker's number is its rank if the job begins with it. Workers with greater
-// numbers join the job as it runs.
+// The job of one run_job(). A worker's number is its rank if this `dsgd run` begins with it, without --join.
+// Workers with greater numbers join the job as it runs.
 class Job {
  public:
   Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
@@ -117,7 +117,7 @@ class Job {
   const bool has_rank_0_;
   const uint32_t least_;  // see least_workers()
   const std::vector<std::string>& last_command_;
-  std::map<int, const CommandGroup*> groups_;  // by rank
+  std::map<int, const CommandGroup*> groups_;  // by the numbers of the workers to begin with
   int next_;                                   // number of the next worker that joins as the job runs
   uint32_t started_ = 0, replaced_ = 0;        // workers
   uint32_t scale_requests_ = 0;                // that have been followed
@@ -155,7 +155,9 @@ int Job::run() {
   } else {
     supervisor_->leave_failures_to_head(least_);
   }
-  for (const auto& [rank, group] : groups_) start_worker(rank, "worker-" + std::to_string(rank));
+  const std::string chosen = options_.join ? random_token().substr(0, 8) + "-" : "";
+  for (const auto& [number, group] : groups_)
+    start_worker(number, "worker-" + chosen + std::to_string(number));
   if (head_is_here_ && least_ > 0) follow_head();
   const int status = supervisor_->wait();
   count_restarts();
@@ -183,16 +185,17 @@ void Job::announce() {
 
 void Job::start_worker(int number, const std::string& id) {
   ++started_;
-  const std::string name = std::to_string(number);
+  const std::string name = options_.join ? id : std::to_string(number);
   const auto group = groups_.find(number);
-  const bool has_rank = group != groups_.end();
+  const bool begins = group != groups_.end();  // otherwise it joins as the job runs
+  const bool has_rank = begins && !options_.join;
   auto own = settings_;
   if (has_rank) own.push_back({"rank", name});
   own.push_back({"worker_id", id});
   own.push_back({"supervisor", supervisor_->reports().address()});
-  Child worker{"worker", name, has_rank ? group->second->command : last_command_, own,
+  Child worker{"worker", name, begins ? group->second->command : last_command_, own,
                prefix_of(options_, name)};
-  worker.first_rank = number;
+  if (!options_.join) worker.first_rank = number;
   worker.workers = 1;
   worker.worker_id = id;
   supervisor_->start(worker);

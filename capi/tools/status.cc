@@ -137,8 +137,9 @@ int watch(const OwnedConfig& config, const StatusOptions& options) {
       job = json::parse(job_status(config, options.timeout));
     } catch (const Failure& failure) {
       if (first) throw;
-      std::fprintf(stderr, "dsgd status: the head has gone: %s\n", failure.what());
-      return 0;
+      const bool silent = failure.status == DSGD_ERR_TIMEOUT;
+      std::fprintf(stderr, "dsgd status: %s%s\n", silent ? "" : "the head has gone: ", failure.what());
+      return silent ? 1 : 0;
     }
     if (options.as_json) {
       std::printf("%s\n", job.dump().c_str());  // one line for each answer
@@ -269,7 +270,9 @@ Command add_status(CLI::App& app) {
       "head\n"
       "there, another token, job or version), and the reason is on standard error. --watch ends with 0 when "
       "the\n"
-      "head has gone, after the end of the job, and with 1 if the job has failed.");
+      "head has gone, after the end of the job, and with 1 if the job has failed or the head gives no answer "
+      "within\n"
+      "--timeout.");
   return [options] { return run_status(*options); };
 }
 

@@ -422,7 +422,7 @@ void Supervisor::ended(Running& child) {
   reports_.forget(child.first_rank);
   const int status = child.lost ? std::max(exit_status(wait_status), 1) : exit_status(wait_status);
   child.succeeded = status == 0;
-  if (child.succeeded && child.workers > 0) unjoined_ = &child;
+  if (child.succeeded && child.first_rank >= 0) unjoined_ = &child;
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
@@ -440,10 +440,9 @@ void Supervisor::ended(Running& child) {
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     const bool replaced = replace_ && replace_(child.first_rank);
-    const char* const others = ending_     ? ""
-                               : replaced  ? "; the others go on, and it is started again"
-                               : !replace_ ? "; the head decides whether the others go on"
-                                           : "; the others go on";
+    const char* const others = ending_    ? ""
+                               : replaced ? "; it is started again"
+                                          : "; the head decides whether the others go on";
     std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
                  others);
     return;
@@ -454,7 +453,7 @@ void Supervisor::ended(Running& child) {
 // Called for the first child that fails, for the child that its failure names, and for a child that ends
 // without joining the job that others wait for.
 void Supervisor::report_first_failure(const Running& child, const std::string& how, int status) {
-  FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how};
+  FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how, tolerated_ == 0};
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;
   const auto line = FailureLine::parse(child.errors->last_line());  // a supervised `dsgd run` knows more
   if (line) failure = *line;

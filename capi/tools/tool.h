@@ -27,7 +27,8 @@ std::function<std::string(const std::string&)> whole_number(int least, int most)
 
 // A failure of a dsgd call, or of the system, with what the user has to know.
 struct Failure : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit Failure(const std::string& text, int32_t status = 0) : std::runtime_error(text), status(status) {}
+  int32_t status;  // of the dsgd call; 0: the system failed
 };
 
 // A mistake on the command line: "--env: 'x' is not set here".
