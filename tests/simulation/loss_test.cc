@@ -88,8 +88,9 @@ struct Job {
   double momentum = 0.5;  // of sgd
   int64_t samples = 0;    // of a data shard; 0: there is none
   int epochs = 1;
-  bool ahead = false;    // draws while a step is in flight
-  bool changes = false;  // of strategy, before steps 5 and 10
+  bool ahead = false;           // draws while a step is in flight
+  bool changes = false;         // of strategy, before steps 5 and 10
+  int checkpoint_interval = 0;  // in steps; 0: no checkpoints
   transport::LinkDelay delay = {};
 
   int all() const { return workers + static_cast<int>(joins.size()); }
@@ -100,7 +101,8 @@ struct Job {
         std::to_string(elements) + " elements, seed " + std::to_string(seed) +
         (overlapped ? ", overlapped" : "") + (gpus ? ", on GPUs" : "") + (metrics ? ", with metrics" : "") +
         (leaves_in_step ? ", leaving in a step" : "") + (closes_at_once ? ", closing at once" : "") +
-        (samples > 0 ? ", " + std::to_string(samples) + " samples" : "") + (ahead ? " drawn ahead" : "");
+        (samples > 0 ? ", " + std::to_string(samples) + " samples" : "") + (ahead ? " drawn ahead" : "") +
+        (checkpoint_interval ? ", a checkpoint every " + std::to_string(checkpoint_interval) + " steps" : "");
     for (const auto& [key, value] : settings) text += ", " + key + "=" + value;
     for (Duration join : joins) text += "; one joins after " + std::to_string(join.count() / 1000) + " us";
     for (const HeadLoss& loss : head_losses)
@@ -147,6 +149,7 @@ struct WorkerRecord {
   std::map<int, CompletedStep> last_steps;   // in which some workers have no samples left
   std::vector<float> sums;                   // of the parameter of the samples
   std::vector<float> values;
+  std::vector<float> left_with;  // values of a worker that has left
   const CompletedStep& at(int step) const { return steps.at(static_cast<size_t>(step - first)); }
 };
 
@@ -175,11 +178,12 @@ std::vector<Sample> draw_samples(Session& session, SharedShard& shard, size_t mo
 }
 
 void train(const Job& job, Cluster& cluster, Session& session, int worker, WorkerRecord* seen) {
-  if (!session
-           .set_optimizer(job.optimizer,
-                          job.optimizer == "sgd" ? "lr=1 momentum=" + std::to_string(job.momentum) : "")
-           .ok())
-    std::abort();
+  // A worker that joins may have been lost by now.
+  if (!cluster.note(worker, "optimizer", [&] {
+        return session.set_optimizer(
+            job.optimizer, job.optimizer == "sgd" ? "lr=1 momentum=" + std::to_string(job.momentum) : "");
+      }))
+    return;
   Random random(job.seed * 64 + static_cast<uint64_t>(worker));
   const auto count = static_cast<int64_t>(job.elements);
   Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
@@ -222,7 +226,10 @@ void train(const Job& job, Cluster& cluster, Session& session, int worker, Worke
   int k = seen->first;
   for (; k < job.steps; ++k) {
     if (const auto leaves = job.leaves.find(worker); leaves != job.leaves.end() && k >= leaves->second) {
-      if (!job.leaves_in_step) return;
+      if (!job.leaves_in_step) {
+        seen->left_with.assign(value, value + job.elements);
+        return;
+      }
       auto operation = session.step_begin(1);
       cluster.pass_time(worker, 1ms);
       cluster.note(worker, "close in a step", [&] { return session.close(0ms); });
@@ -302,6 +309,12 @@ class Outcome {
                         {"step_timeout", "20s"},
                         {"head_timeout", "5s"},
                         {"strategy", "allreduce"}};
+    if (job.checkpoint_interval > 0) {
+      options.files = true;
+      options.disk = disk_;
+      options.settings["checkpoint_dir"] = kCheckpoints;
+      options.settings["checkpoint_interval"] = std::to_string(job.checkpoint_interval);
+    }
     for (const auto& [key, value] : job.settings) options.settings[key] = value;
     options.network.delay = job.delay;
     options.joiners = static_cast<int>(job.joins.size());
@@ -357,6 +370,7 @@ class Outcome {
       if (failure && failure->status.code() == Code::kEvicted)
         lost_.insert(worker);  // the head has chosen it
     }
+    if (job.checkpoint_interval > 0) load_checkpoint();
   }
 
   Cluster& cluster() { return *cluster_; }
@@ -443,31 +457,54 @@ class Outcome {
       found.push_back("the head says that the job has failed: " +
                       (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended") +
                       '\n' + cluster_->histories());
-    if (reference) check_momenta(*reference, &found);
+    if (reference) check_values(reference->values, kMostSteps, "the model", *reference, &found);
     if (reference && reference->first == 0 && job_.samples > 0) check_samples(*reference, &found);
+    for (const auto& [w, step] : job_.leaves) {
+      const WorkerRecord& mine = seen[static_cast<size_t>(w)];
+      if (!reference || mine.left_with.empty() || !closed_well(w)) continue;
+      check_values(mine.left_with, mine.first + static_cast<int>(mine.steps.size()),
+                   "the model that worker " + std::to_string(w) + " has left with", *reference, &found);
+    }
+    if (reference && job_.checkpoint_interval > 0 && saved_.step > 0)
+      check_values(saved_.values, saved_.step, "the checkpoint", *reference, &found);
     return found;
   }
 
-  // Each later update of a step's element comes from its momentum alone, so its value tells of lost state.
-  void check_momenta(const WorkerRecord& reference, std::vector<std::string>* found) const {
+  // Checks values that belong to the time after the first `end` steps. Each later update of a step's element
+  // comes from its momentum alone, so its value tells of lost state.
+  void check_values(const std::vector<float>& values, int end, const std::string& name,
+                    const WorkerRecord& reference, std::vector<std::string>* found) const {
     std::map<int, CompletedStep> steps = reference.last_steps;
     for (size_t k = 0; k < reference.steps.size(); ++k)
       steps[reference.first + static_cast<int>(k)] = reference.steps[k];
     for (int k = reference.first; k < job_.steps; ++k) {
       const double mean = used(steps.at(k)) / steps.at(k).result.weight;
       double momentum = mean, value = 0;
-      for (auto at = steps.find(k); at != steps.end(); ++at) {
+      for (auto at = steps.find(k); at != steps.end() && at->first < end; ++at) {
         if (!at->second.result.applied) continue;
         value -= momentum;
         momentum *= job_.momentum;
       }
       const float seen_value =
-          reference.values[static_cast<size_t>(k) * (job_.elements / static_cast<size_t>(job_.steps))];
+          values.at(static_cast<size_t>(k) * (job_.elements / static_cast<size_t>(job_.steps)));
       if (std::abs(seen_value - value) > 1e-4 * mean)
-        found->push_back("the element of step " + std::to_string(k) + " is " + std::to_string(seen_value) +
-                         " instead of " + std::to_string(value));
+        found->push_back("in " + name + " the element of step " + std::to_string(k) + " is " +
+                         std::to_string(seen_value) + " instead of " + std::to_string(value));
     }
   }
+
+  // The worker's session was closed when all others had its last step.
+  bool closed_well(int worker) const {
+    const NotedCall* const close = cluster_->call(worker, "close");
+    if (!close || !close->status.ok()) return false;
+    const auto& log = cluster_->log(worker);
+    return std::none_of(log.begin(), log.end(), [](const std::string& line) {
+      return line.find("does not know that all others") != line.npos;
+    });
+  }
+
+  // Whether the job has left a checkpoint of a step.
+  bool saved() const { return saved_.step > 0; }
 
   // The others had made their last step, and closed their sessions, before this worker took part in one. A
   // head that is started after that waits for the workers of a new job.
@@ -534,6 +571,39 @@ class Outcome {
   }
 
  private:
+  static constexpr const char* kCheckpoints = "./checkpoints";
+
+  // Loads the newest checkpoint into another job, of one worker.
+  void load_checkpoint() {
+    ClusterOptions options{.workers = 1, .separate_head = true, .files = true, .disk = disk_};
+    Cluster loader(options, [this](Cluster& cluster, Session& session, int worker) {
+      WorkerRecord record;
+      if (!session.set_optimizer("sgd", "lr=1 momentum=" + std::to_string(job_.momentum)).ok()) std::abort();
+      const auto count = static_cast<int64_t>(job_.elements);
+      Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+      Replica* const replica = session.add_replica("cpu").value();
+      const auto memory = session.alloc(replica, parameter).value();
+      std::shared_ptr<TensorMemory> sums;
+      if (job_.samples > 0) {
+        const int64_t size = job_.samples + kMostSteps;
+        sums =
+            session
+                .alloc(replica, session.add_parameter("samples", DType::kFloat32, {&size, 1}, true).value())
+                .value();
+        (void)session.add_shard(static_cast<uint64_t>(job_.samples), 3, true);
+      }
+      if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
+      const auto call = session.load_checkpoint(kCheckpoints, Session::Mode::kWait);
+      const Status loaded = wait_for(session, call);
+      if (loaded.code() == Code::kNotFound) return;
+      EXPECT_TRUE(loaded.ok()) << loaded.message();
+      saved_.step = static_cast<int>(session.info().steps);
+      const float* const value = static_cast<const float*>(memory->value);
+      saved_.values.assign(value, value + job_.elements);
+    });
+    EXPECT_TRUE(loader.run_until_ended(60s)) << loader.history(0);
+  }
+
   // The workers that have made this step and were never lost.
   int survivors_of(int step) const {
     int survivors = 0;
@@ -577,6 +647,11 @@ class Outcome {
   const Job job_;
   std::set<int> lost_, cut_off_;
   std::optional<transport::Time> first_loss_;
+  const std::shared_ptr<dsgd_test::MemoryDisk> disk_ = std::make_shared<dsgd_test::MemoryDisk>();
+  struct {
+    int step = 0;
+    std::vector<float> values;
+  } saved_;
 
  public:
   std::vector<WorkerRecord> seen;
@@ -588,13 +663,14 @@ class Outcome {
 
 struct Count {
   int copied = 0, joined = 0;  // jobs in which a worker had to copy a step; workers that joined
+  int saved = 0;               // jobs that left a checkpoint
 };
 Count expect_right(const Job& job) {
   SCOPED_TRACE(job.describe());
   const Outcome outcome(job);
   EXPECT_TRUE(outcome.ended) << "a worker hangs";
   for (const std::string& problem : outcome.problems()) ADD_FAILURE() << problem;
-  return {outcome.copied(), outcome.joined()};
+  return {outcome.copied(), outcome.joined(), outcome.saved()};
 }
 
 TEST(Join, AWorkerMayJoinAtAnyMoment) {
@@ -1365,25 +1441,40 @@ TEST(HeadLoss, AWorkerThatDiesDuringAVerdictIsNotTakenForOneThatIsCutOff) {
 // The head names the peer only when the lease that has just begun is over.
 TEST(Loss, AVerdictThatTakesAWholeLeaseIsWaitedFor) { expect_right(job_of(940'024'098)); }
 
+// Adds checkpoints, and losses of workers that join: soon after their start, or when they train.
+Job with_more(Job job, Random random) {
+  if (random.chance(0.3)) job.checkpoint_interval = 1 + static_cast<int>(random.below(6));
+  for (size_t i = 0; i < job.joins.size() && !job.settings.count("copies"); ++i) {
+    if (!random.chance(0.3)) continue;
+    const Duration after = job.joins[i] + random.between(1us, random.chance(0.5) ? 12ms : 60ms);
+    job.losses.push_back(
+        {job.workers + static_cast<int>(i), after, static_cast<Loss::Kind>(random.below(4))});
+  }
+  return job;
+}
+
 // DSGD_SIMULATION_SEED=17 repeats one job; DSGD_SIMULATION_JOBS=1000 runs so many, from that seed or from 1.
 TEST(Loss, OfAnyWorkersAtAnyMomentsLeavesTheOthersWithOneModel) {
   const uint64_t one = environment_number("DSGD_SIMULATION_SEED", 0), first = one ? one : 1;
   const uint64_t jobs =
       environment_number("DSGD_SIMULATION_JOBS", one ? 1 : 2000 / dsgd_test::one_of(10, 100));
-  int copied = 0, joined = 0, heads = 0;
+  int copied = 0, joined = 0, saved = 0, heads = 0;
   for (uint64_t seed = first; seed < first + jobs; ++seed) {
-    const Job job = job_of(seed);
+    const Job job = with_more(job_of(seed), Random(Random(~seed).next()));
     const Count count = expect_right(job);
     heads += !job.head_losses.empty();
     copied += count.copied;
     joined += count.joined;
+    saved += count.saved;
     if (HasFailure()) return;
   }
   std::cerr << "  jobs in which a worker has copied a step: " << copied << " of " << jobs
-            << "; workers that joined: " << joined << "; jobs in which the head was lost: " << heads << "\n";
+            << "; workers that joined: " << joined << "; jobs that left a checkpoint: " << saved
+            << "; jobs in which the head was lost: " << heads << "\n";
   if (jobs >= 100) {
     EXPECT_GT(copied, 0);
     EXPECT_GT(joined, 0);
+    EXPECT_GT(saved, 0);
   }
 }
 
