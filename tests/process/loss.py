@@ -3,12 +3,12 @@
 
 loss.py DSGD WORKER... [--jobs N] [--seed S] [--few S,S,...] [--must-have EVENT...] [--report FILE] [--namespaces]
 
-Each job has a head of its own process and three to five workers (loss_worker.c). Given several WORKER commands, for example
-of several languages, each worker of a job runs one of them. Some workers, but not all, get
-SIGKILL or SIGSTOP at random times; a stopped one goes on after its lease. Up to two others join while the job runs.
-In some jobs the head gets SIGKILL, too, up to three times, and is started again each time. With --namespaces each process
-is in a network namespace of its own, some workers are cut off the network instead of stopped, and in some jobs worker 0
-hosts the head. The checks know nothing of the protocol:
+Each job has three to five workers (loss_worker.c), and a head of its own process; in some jobs worker 0 hosts the head instead.
+Given several WORKER commands, for example of several languages, each worker of a job runs one of them. Some workers, but not
+all, get SIGKILL or SIGSTOP at random times; a stopped one goes on after its lease. Up to two others join while the job runs,
+and some of them get a signal, too. In some jobs the head gets SIGKILL up to three times, and is started again each time. With
+--namespaces each process is in a network namespace of its own, and some workers are cut off the network instead of stopped.
+The checks know nothing of the protocol:
 
 - every worker that was not disturbed ends with all steps since it came, and all of them with the same bytes;
 - a step has used each worker at most once, all undisturbed ones that had come, and nobody who was missing in an earlier step
@@ -48,9 +48,15 @@ def clean_environment(**more):
     return {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")} | more
 
 
+def language_of(program):
+    name = os.path.basename(program.split()[0])
+    return "Go" if name.endswith("_go") else "Java" if name == "java" else "Python" if name.startswith("python") else "C"
+
+
 class Worker:
     def __init__(self, program, number, job, head, token, folder, network=None):
         self.number, self.disturbed, self.signalled, self.network = number, None, None, network
+        self.language = language_of(program)
         self.steps, self.drawn, self.values, self.failure, self.code, self.position = [], {}, None, None, None, 0
         self.path = os.path.join(folder, f"worker{number}")
         environment = clean_environment(
@@ -181,13 +187,18 @@ class Job:
         self.joins = sorted(draw.uniform(0, length) for _ in range(draw.choice([0, 1, 1, 2])))
         if one_loss:
             self.plan, self.joins = self.plan[:1], []
-        self.all = self.workers + len(self.joins)
+        self.all, self.sent = self.workers + len(self.joins), collections.Counter()  # the signals that workers got
         # How long the head lives, and how long there is none then, several times.
         self.head_losses = [(draw.uniform(0, length / losses), draw.choice([0, 0.02, 0.1, 0.7]))
                             for losses in [draw.choice([1, 2, 3])] if draw.random() < 0.4 for _ in range(losses)]
-        self.embedded = namespaces and draw.random() < 0.3
+        more = random.Random(f"{seed} more")
+        self.embedded = draw.random() < 0.3 if namespaces else not one_loss and more.random() < 0.2
         if self.embedded:  # the job ends with worker 0
             self.head_losses, self.plan = [], [(at, victim, kind) for at, victim, kind in self.plan if victim != 0]
+        for number, at in enumerate(self.joins if self.strategy != "ps" else [], self.workers):
+            if more.random() < 0.3:  # it may not have joined yet
+                self.plan.append((at + more.uniform(0.01, 0.4), number, more.choice([signal.SIGKILL, signal.SIGSTOP])))
+        self.plan.sort()
         if namespaces:
             self.plan = [(at, victim, CUT if kind == signal.SIGSTOP and draw.random() < 0.6 else kind) for at, victim, kind in self.plan]
         if one_loss:
@@ -207,7 +218,7 @@ class Job:
         token = secrets.token_hex(8)
         with tempfile.TemporaryDirectory() as folder:
             head = None if self.embedded else Head(dsgd, self, token, folder, network)
-            address = head.address if head else network.address("w0") + ":7700"
+            address = head.address if head else network.address("w0") + ":7700" if network else f"unix:{folder}/head"
             workers, restarting = [], threading.Thread(target=head.restart if head else lambda _: None, args=[self.head_losses])
             try:
                 workers = [Worker(self.program(n, programs), n, self, address, token, folder, network) for n in range(self.workers)]
@@ -237,6 +248,7 @@ class Job:
                     return [head.problem], [], 0
                 for worker in workers:
                     worker.read()
+                self.sent.update((self.strategy, w.language, w.disturbed) for w in workers if w.disturbed is not None)
                 return self.check(workers), [] if self.head_losses else times(workers), sum(bool(w.steps) for w in workers[self.workers:])
             finally:
                 if restarting.ident is not None:
@@ -328,7 +340,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
     parser.add_argument("--few", help="the seeds of the jobs, with commas, if the environment variable TEST_ALL_CASES is not set; replaces --jobs and --seed")
-    parser.add_argument("--must-have", nargs="+", default=[], choices=["kills", "stops", "cuts", "joins", "heads"],
+    parser.add_argument("--must-have", nargs="+", default=[], choices=["kills", "stops", "cuts", "joins", "heads", "embedded"],
                         help="events that the drawn jobs must plan at least once each")
     parser.add_argument("--report", help="a file to write the distribution of times to")
     parser.add_argument("--namespaces", action="store_true", help="run each process in a network namespace; cut some off")
@@ -337,7 +349,8 @@ def main():
     seeds = range(options.seed, options.seed + options.jobs)
     if options.few and not os.environ.get("TEST_ALL_CASES"):
         seeds = [int(seed) for seed in options.few.split(",")]
-    seen, counts, joins, planned_joins, heads = {}, collections.Counter(), 0, 0, 0
+    seen, sent, planned, joins = {}, collections.Counter(), collections.Counter(), 0
+    words = {signal.SIGKILL: "kills", signal.SIGSTOP: "stops", CUT: "cuts"}
     with Network(["head", *(f"w{n}" for n in range(7))]) if options.namespaces else contextlib.nullcontext() as network:
         for made, seed in enumerate(seeds, 1):
             job = Job(seed, options.namespaces, options.one_loss)
@@ -345,21 +358,26 @@ def main():
             if problems:
                 print(f"FAILED: {job}", *problems, sep="\n  ")
                 return 1
-            counts.update(kind for _, _, kind in job.plan)
+            sent.update(job.sent)
+            planned.update(words[kind] for _, _, kind in job.plan)
+            planned.update(joins=len(job.joins), heads=len(job.head_losses), embedded=job.embedded)
             joins += joined
-            planned_joins += len(job.joins)
-            heads += len(job.head_losses)
             for kind, seconds in of_job:
                 seen.setdefault(kind, []).append(seconds)
             if sys.stdout.isatty() or seed % 50 == 0:
                 print(f"{made} of {len(seeds)} jobs", flush=True)
-    events = {"kills": counts[signal.SIGKILL], "stops": counts[signal.SIGSTOP], "cuts": counts[CUT], "joins": planned_joins, "heads": heads}
-    absent = [event for event in options.must_have if not events[event]]
+    kinds = collections.Counter()
+    for (strategy, language, kind), times_sent in sent.items():
+        kinds.update({key: times_sent for key in (kind, (strategy, kind), (language, kind))})
+    absent = [event for event in options.must_have if not planned[event]]
     if absent:
         print(f"FAILED: no job has {' or '.join(absent)}; choose other seeds")
         return 1
-    lines = [f"{len(seeds)} jobs with {events['kills']} kills, {events['stops']} stops, {events['cuts']} cuts, {joins} joins "
-             f"and {heads} kills of the head (lease {LEASE}): every worker that was left trained on"]
+    lines = [f"{len(seeds)} jobs with {', '.join(f'{kinds[kind]} {word}' for kind, word in words.items())}, {joins} joins "
+             f"and {planned['heads']} kills of the head (lease {LEASE}); worker 0 hosted the head of {planned['embedded']} jobs. Every "
+             "worker that was left trained on"]
+    for key in sorted({key[0] for key in kinds if isinstance(key, tuple)}):
+        lines.append(f"{key}: " + ", ".join(f"{kinds[key, kind]} {word}" for kind, word in words.items()))
     for name, values in sorted((name_of(kind), values) for kind, values in seen.items()):
         values.sort()
         at = {share: values[min(len(values) - 1, int(share * len(values)))] for share in (0.5, 0.9, 0.99)}
