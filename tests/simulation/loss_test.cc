@@ -151,6 +151,10 @@ struct WorkerRecord {
   std::vector<float> values;
   std::vector<float> left_with;  // values of a worker that has left
   const CompletedStep& at(int step) const { return steps.at(static_cast<size_t>(step - first)); }
+  // The first step that it has not made.
+  int end() const {
+    return last_steps.empty() ? first + static_cast<int>(steps.size()) : last_steps.rbegin()->first + 1;
+  }
 };
 
 // Between steps, on a channel of its own. If a loss ends it here, it may have ended well elsewhere, so the
@@ -462,11 +466,15 @@ class Outcome {
     for (const auto& [w, step] : job_.leaves) {
       const WorkerRecord& mine = seen[static_cast<size_t>(w)];
       if (!reference || mine.left_with.empty() || !closed_well(w)) continue;
-      check_values(mine.left_with, mine.first + static_cast<int>(mine.steps.size()),
+      check_values(mine.left_with, mine.end(),
                    "the model that worker " + std::to_string(w) + " has left with", *reference, &found);
     }
-    if (reference && job_.checkpoint_interval > 0 && saved_.step > 0)
-      check_values(saved_.values, saved_.step, "the checkpoint", *reference, &found);
+    // The others may have ended before a worker that joined has saved.
+    for (int w = 0; w < job_.all() && saved_.step > 0; ++w) {
+      const WorkerRecord& mine = seen[static_cast<size_t>(w)];
+      if (survives(w) && finished(w) && mine.end() >= saved_.step)
+        check_values(saved_.values, saved_.step, "the checkpoint", mine, &found);
+    }
     return found;
   }
 
