@@ -131,7 +131,7 @@ struct Renew {  // a heartbeat; the answer is Empty
 };
 // How far a worker is, once per heartbeat interval; the answer is Empty.
 struct Progress {
-  // Of several open calls, the report tells of the one with the highest number.
+  // Describes the open call with the highest Activity; of several, the oldest.
   enum class Activity : uint8_t {
     kComputes = 0,  // no call is open, or only the worker's own host and devices delay the open ones
     kBusy = 1,      // a call is open and waits for no worker: it writes or sends

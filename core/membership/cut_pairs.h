@@ -27,10 +27,10 @@ class CutPairs {
     Status why = {};     // else, of `cut_off`; OK: there is no pair to decide, and all are forgotten
     size_t cut_off = 0;
   };
-  // Names the worker that is cut off. Candidates are the workers of pairs in which both are still in the job,
-  // once all of these have renewed their leases since the last new pair and since a worker of a pair has gone
-  // last: none is simply lost. The one in most pairs is named, pairs with a worker that has gone included; of
-  // several, one that does not host the head, then the highest number.
+  // Chooses the worker to remove. Considers pairs whose workers are both in the job. Waits until each has
+  // renewed its lease after the last new pair, and after the last loss or departure of a worker of a pair, so
+  // a dead worker is found by its lease and not here. Takes the worker in most pairs, where pairs with a
+  // worker that has gone count; then one that does not host the head; then the highest number.
   Verdict decide(transport::Time now);
 
  private:
@@ -40,7 +40,7 @@ class CutPairs {
 
   const WorkerTable& workers_;
   const Leases& leases_;
-  // By number, the lower first, and why not, as the first of them said.
+  // The error of the first report, by pair of numbers, the lower first.
   std::map<std::pair<int32_t, int32_t>, std::string> pairs_;
   size_t gone_ = 0;          // pairs with a worker that has gone
   transport::Time since_{};  // of the last new pair, and of the last change of gone_

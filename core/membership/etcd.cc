@@ -19,7 +19,7 @@ using transport::HttpAnswer;
 
 constexpr std::string_view kScheme = "etcd://", kTlsScheme = "etcds://";
 
-// Null if it is not there.
+// Returns null if there is no such member.
 const json& member_of(const json& object, const char* name) {
   static const json kNone;
   if (!object.is_object()) return kNone;

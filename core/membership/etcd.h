@@ -61,14 +61,14 @@ class Etcd {
   void keep_alive(int64_t lease, Done<Lease> done);
   void revoke(int64_t lease);  // best effort: a lease that is not revoked expires
   void read(const std::vector<std::string>& keys, Done<Reading> done);
-  // Creates `key`, which ends with the lease, if it is not there. Reads `key`, and then `other`.
+  // Creates `key`, which ends with the lease, if it does not exist. Reads `key`, and then `other`.
   void create(const std::string& key, const std::string& value, int64_t lease, const std::string& other,
               Done<Reading> done);
   struct Change {
     std::string key;
     std::optional<std::string> value;  // none: remove it
   };
-  // A key and the revision at which it was created, or has changed last; 0: it is not there.
+  // A key and the revision at which it was created, or has changed last; 0: the key does not exist.
   struct Condition {
     enum class Of { kCreation, kChange } of;
     std::string key;
@@ -95,7 +95,7 @@ class Etcd {
   const std::shared_ptr<transport::Poster> poster_;
   const std::vector<std::string> servers_;
   const transport::Duration timeout_;
-  uint64_t attempt_ = 0;  // says to which server requests go; one more after a failure
+  uint64_t attempt_ = 0;  // index of the server for the next request; incremented after a failure
   const std::shared_ptr<int> alive_ = std::make_shared<int>();
   const std::unique_ptr<transport::Http> http_;
 };

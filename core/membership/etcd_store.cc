@@ -97,7 +97,8 @@ void EtcdStore::look_again(const Status& why) {
     }
     return look();
   }
-  if (warned_.empty()) log_->warning("head: stands by, and asks again: " + why.message());
+  if (warned_.empty())
+    log_->warning("head: standing by; a request to etcd failed, retrying: " + why.message());
   warned_ = why.message();
   after(pause(), [this] { look(); });
 }
@@ -198,7 +199,7 @@ void EtcdStore::serve(const Etcd::Value& leader, const std::optional<Etcd::Value
     }
     earlier = std::move(read).value();
   }
-  log_->info("head: serves the job (" + options_.text + "), with a lease of " +
+  log_->info("head: now serving the job (" + options_.text + "), with a lease of " +
              describe_duration(lease_.ttl) + " in etcd");
   events_.elected(std::move(earlier));
 }

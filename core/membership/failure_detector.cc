@@ -172,7 +172,7 @@ Status FailureDetector::cause_from(const WorkerTable::Worker& sender, const Stat
   const bool names_head = why.code() == Code::kWorkerLost && why.rank() == head_rank;
   if (!names_head || workers_.is_host(sender.index())) return relayed_cause(from, why, prefix);
   if (const auto stop = own_stop(); stop > Duration{}) {
-    return stopped_head(stop, describe_member(from) + " has given it up: " + why.message());
+    return stopped_head(stop, describe_member(from) + " no longer waits for it: " + why.message());
   }
   return lost_worker(from, "the head receives its messages, but it does not receive the head's (" +
                                why.message() + "); a firewall may be between them");
@@ -240,7 +240,7 @@ void FailureDetector::find_stragglers() {
                                           options_.min_workers, loop_.now());
   const auto is_host = [&](const auto& one) { return workers_.is_host(one.worker); };
   if (found.empty() || std::any_of(found.begin(), found.end(), is_host))
-    return;  // the job ends with its host
+    return;  // do not evict: the job would end with the head's host
   std::vector<size_t> indices;
   for (const auto& one : found) indices.push_back(one.worker);
   events_.lost(indices, straggler_error(found.front(), workers_.names(std::span(indices).subspan(1))));

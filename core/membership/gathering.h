@@ -22,7 +22,8 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
  public:
   using Candidate = Rendezvous::Candidate;
 
-  // `given_up` is called once, with the reason: a worker has gone, and none has come within init_timeout.
+  // `given_up` is called once, when a worker has left and no other has joined within init_timeout. It gets
+  // the reason.
   Gathering(transport::Loop& loop, const HeadOptions& options, std::shared_ptr<Log> log, RefusalLog& refusals,
             std::function<void(const Status&)> given_up);
 

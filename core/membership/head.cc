@@ -402,7 +402,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   }
 
   // A worker's session has failed. A failure of all workers ends the job; otherwise the others go on without
-  // it. A mismatch with a worker that has joined the running job is its own.
+  // it. A mismatch with a worker that joined later fails only that worker.
   void worker_failed(const Worker& worker, const Status& why) {
     const bool own = workers.joined_late(worker) && why.code() == Code::kMismatch;
     if (concerns_all_workers(why.code()) && !own && !worker.learner) return break_job(why);
@@ -445,7 +445,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     worker.left = true;
     detector->end(worker.index());
     if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
-      // Or its departure call is of an earlier view. The workers of the present one may wait for it.
+      // The departure call may belong to an earlier view, so workers of this view may wait for the leaver.
       remove_workers({worker.index()},
                      Status(Code::kWorkerLost, describe_member(worker.info) +
                                                    " has closed its session while the " + "workers of view " +
@@ -511,7 +511,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     close_after_lease(indices);
     if (!of_view) {
       durability.changed();
-      log->warning("head: " + why.message() + "; it had not taken part in the job yet");
+      log->warning("head: " + why.message() + "; it was still joining");
       return end_if_done();
     }
     change.news = why;
@@ -646,7 +646,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     phase = broken ? Phase::kBroken : Phase::kRunning;
     detector->take_up();
     if (broken) detector->stop();
-    log->warning("head: goes on with the job of an earlier head, in view " + std::to_string(workers.view()) +
+    log->warning("head: resumed the job of an earlier head, in view " + std::to_string(workers.view()) +
                  "; each worker has " + describe_duration(options.lease) +
                  " (lease) to come back, and the first one " + describe_duration(options.head_timeout) +
                  " (head_timeout)");
@@ -693,7 +693,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       for (transport::WorkerStatus& one : reply.workers)
         detector->describe(workers[static_cast<size_t>(one.member.number)], &one);
     }
-    // Of very many workers the texts are cut, so that the answer is not too long.
+    // Cuts the texts when there are many workers, to bound the reply.
     const size_t most = std::min(transport::kMaxWaitBytes, kStatusTextBytes / (reply.workers.size() + 1));
     for (transport::WorkerStatus& one : reply.workers) {
       one.member.machine.clear();
@@ -743,7 +743,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     log->info(cause.ok() ? "head: all workers have left, the job is over"
                          : "head: the job is over");  // its failure was logged before
     durability.remove([this](const Status& status) {
-      if (!status.ok()) log->warning("head: the record of the job stays: " + status.message());
+      if (!status.ok()) log->warning("head: the record of the job was not removed: " + status.message());
       removed = true;
       notify_end();
     });

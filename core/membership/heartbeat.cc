@@ -262,7 +262,7 @@ void Heartbeat::forget_silence() {
   stalled_ = {};
 }
 
-// The head decides what this process has missed. It may have been stopped, too.
+// The head decides whether this worker is lost: the head may have been stopped as well.
 void Heartbeat::ask_after_stop() {
   asks_after_stop_ = true;
   drained_ = peers_asked_ = peer_answered_ = false;

@@ -55,11 +55,11 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   Heartbeat(transport::Network& network, HeartbeatOptions options, HeartbeatEvents events);
 
   void start();  // any thread
-  // The head has come back on the control connection: it has a lease to answer here as well, or `head_lost`
-  // is called again. Any thread; the network must be alive.
+  // The control connection is open again. Begins a new lease; calls `head_lost` again if the head does not
+  // answer here within it. Any thread; the network must be alive.
   void begin_lease();
-  // Sends it on the newest connection and on each later one, until `left` is called, once, on the network's
-  // loop: the head has taken it. Any thread; the network must be alive.
+  // Sends `message` on the newest connection, and on each newer one, until the head acknowledges it. Then
+  // calls `left` once, on the network's loop. Any thread; the network must be alive.
   void leave(const transport::Leave& message, std::function<void()> left);
   // Any thread; the network must be alive. `stopped` (may be empty) is called on the network's loop; nothing
   // is called after it. The heartbeat closes its connection there.
@@ -116,7 +116,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   transport::Time due_{};  // of the timer
   // How long this process was stopped since the last acknowledged renewal; 0: it was not.
   transport::Duration stalled_{};
-  bool asks_after_stop_ = false;  // its lease was over when it went on; it waits for the head's answer
+  bool asks_after_stop_ = false;  // this process was stopped past its lease and waits for the head's answer
   transport::TimerId timer_ = 0;
   std::string last_error_;
 };

@@ -19,7 +19,7 @@ struct MemberOptions {
   // Deadline of the join. Until then, addresses that cannot be reached are dialled again (the head may not be
   // up yet).
   transport::Time deadline{};
-  // After this time a failed dial ends the join with kUnreachable, so that the worker can try to host the
+  // From this time on a failed dial ends the join with kUnreachable, so that the worker can try to host the
   // head.
   transport::Time look_again = transport::kNever;
   std::optional<transport::Time> began = {};  // start of the first attempt, for messages
@@ -61,8 +61,8 @@ class Member {
   // For a learner, after joined: the view that the head has last published, without workers that have left,
   // and with this one as the last.
   transport::JoinReply present_view() const;
-  // For a learner: `changed` is called when present_view() has changed. That of a view with this worker is
-  // reported by on_view alone.
+  // For a learner: `changed` is called when present_view() has changed. Only on_view reports the view in
+  // which this worker takes part.
   void on_present_view(std::function<void()> changed);
   // For a learner (JoinReply::learner): asks the head for a view with this worker, which on_view then
   // reports. `refused`, with why not, is called otherwise, unless the job breaks.

@@ -1,7 +1,5 @@
 #include "core/membership/progress.h"
 
-#include <algorithm>
-
 namespace dsgd {
 namespace {
 
@@ -29,7 +27,7 @@ void ProgressTable::note(size_t worker, Progress report, Time now) {
     }
   }
   row.since = std::move(since);
-  // A worker that joins, or loads a checkpoint, takes over steps that it has not made.
+  // A joining worker, or one that loads a checkpoint, starts at a step that it did not compute.
   if (row.last && (row.last->steps == 0 || report.steps < row.last->steps)) row.steps.clear();
   row.steps.emplace_back(now, report.steps);
   if (row.steps.size() > kRateReports) row.steps.pop_front();

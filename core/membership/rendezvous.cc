@@ -51,7 +51,8 @@ Status Rendezvous::check(const JoinRequest& request) const {
   return {};
 }
 
-// Workers that reach the head from the loopback interface are on the head's machine, whatever they call it.
+// Workers that reach the head from the loopback interface are on the head's machine, even if they report
+// another machine name.
 Status Rendezvous::check_reachable() const {
   const auto beside_head = [](const Candidate& candidate) {
     return candidate.channel && is_loopback(candidate.channel->address());

@@ -30,9 +30,8 @@ Status lost_worker(const transport::MemberInfo& member, const std::string& why,
 Status evicted(const transport::MemberInfo& member, const Status& why);
 // The code for the loss of a worker or head whose connection ended with `why`: kWorkerLost, or kCorrupted.
 Code code_of_break(const Status& why);
-// Turns a cause that `from` has given into the cause that other workers get: it names `from` if the cause
-// names no rank. kClosed becomes kWorkerLost: in another session, kClosed would mean that this other session
-// is closed.
+// Returns the cause that other workers get. Names `from` if `cause` names no rank. kClosed becomes
+// kWorkerLost: in another session, kClosed would mean that this other session is closed.
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix);
 
 }  // namespace dsgd

@@ -162,7 +162,7 @@ Status WorkerTable::check_join(const MemberInfo& late) const {
     const auto present =
         std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.in_job(); });
     if (present < static_cast<int64_t>(options_.max_workers)) return {};
-    // kUnreachable, so that it tries again: one of them may be lost.
+    // kUnreachable makes the joiner retry: a place may become free.
     return Status(Code::kUnreachable, "worker " + describe_candidate(late) +
                                           " cannot join yet: the job has max_workers = " +
                                           std::to_string(options_.max_workers) + " workers");
