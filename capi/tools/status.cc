@@ -78,7 +78,7 @@ std::string head_line(const json& job) {
   return line;
 }
 
-// "waits 12.3 s in step 17: rank 2 (...) has not called it"
+// "waits 12.3 s in step 17: rank 2 (...) has not made this call"
 std::string activity(const json& worker) {
   const std::string state = worker["state"];
   if (state != "running")

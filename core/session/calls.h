@@ -55,7 +55,7 @@ class Calls {
   uint64_t take(uint32_t channel = 0);
   // Makes the call of this number, whose deadline counts from now.
   std::shared_ptr<Call> make(uint64_t number, const CallOptions& options = {}) const;
-  // Takes the next number and makes its call. Replaces `*done` by a function that ends the call, too.
+  // Takes the next call number and makes its call. Wraps `*done` so that it also ends the call.
   std::shared_ptr<Call> begin(Done* done, const CallOptions& options = {});
 
   // Runs the next operation of the call. `make(operation, done)` returns the task or an error.
@@ -72,7 +72,7 @@ class Calls {
   // channel. A failure is told to the peers, which wait for this worker.
   void when_fetched(const std::shared_ptr<Call>& call, const char* name, const CallOptions& options,
                     Done done, std::function<void()> rest);
-  // The name of a collective whose input is being copied to host memory; empty: this call is none.
+  // Returns the name of the collective whose input is being copied to host memory; empty if the call is none.
   std::string fetching(uint64_t call) const;
 
   // The following are operations of dsgd's own. This one broadcasts the data of a rank of the group; `group`

@@ -71,7 +71,7 @@ void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> w
         } catch (const std::bad_alloc&) {
           status = Status(Code::kNoMemory, "no memory to read or write a checkpoint");
         }
-        work = nullptr;  // lets go of its memory, which the next save uses again
+        work = nullptr;  // releases the snapshot, which the next save reuses
         poster->post([finish, status] { finish(status); });
       });
   if (!started.ok()) finish(started);

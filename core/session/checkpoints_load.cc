@@ -1,5 +1,5 @@
-// Loads checkpoints. Every worker reads all files, whoever wrote them, into memory of its own. Only when all
-// workers have read the same checkpoint and found it right do values, optimizer state and the rest change.
+// Loads checkpoints. Each worker reads all files, including those of other workers, into new memory. The
+// model changes only after all workers have read and validated the same checkpoint.
 
 #include <algorithm>
 #include <map>
@@ -90,7 +90,8 @@ void Checkpoints::load(const std::string& folder, Done done, const CallOptions& 
   if (!checkpoint->follows) checkpoint->done = state_.begin_change(std::move(checkpoint->done));
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
   if (checkpoint->follows && state_.rank() > 0) {
-    state_.log->info("loads with the other workers if their next call is a load: waits until they begin it");
+    state_.log->info(
+        "dsgd_checkpoint_load waits for the next call of the other workers, and loads if they load");
     const uint64_t watch = state_.stalls.begin([this, its = checkpoint.get()] { return wait_report(*its); });
     checkpoint->done = [this, watch, done = std::move(checkpoint->done)](const Status& status) {
       state_.stalls.end(watch);
@@ -125,7 +126,7 @@ WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
 }
 
 void Checkpoints::log_no_load() const {
-  state_.log->info("loads no checkpoint: this worker has joined a running job and holds its state");
+  state_.log->info("dsgd_checkpoint_load does nothing: this worker joined a running job and has its state");
 }
 
 void Checkpoints::report(transport::ViewReport* mine) const {

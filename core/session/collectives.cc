@@ -262,7 +262,7 @@ void Collectives::barrier(Done done, const CallOptions& options) {
   meet(call, Kind::kBarrier, DType::kUint8, Reduction::kSum, {}, std::move(done));
 }
 
-// There is nothing to move; all workers make the same call.
+// Runs an operation without data, to check that all workers make the same call.
 void Collectives::meet(const SharedCall& call, Kind kind, DType dtype, Reduction reduction,
                        std::vector<size_t> counts, Done done) {
   calls_.schedule(

@@ -271,9 +271,8 @@ uint64_t Engine::close(const Status& cause) {
 }
 
 void Engine::on_peer_failure(int32_t rank, const Status& why) {
-  if (outside_view())
-    return;  // a learner outside of any view: a failing peer does not keep it from entering one
-  // A mismatch with a worker that has joined the running job is its own.
+  if (outside_view()) return;  // a learner does not depend on its peers before it enters a view
+  // A mismatch with a worker that joined later fails only that worker.
   const bool of_one = state_.options.views_change
                           ? !concerns_all_workers(why.code()) ||
                                 (why.code() == Code::kMismatch && state_.has_joined_later(rank))

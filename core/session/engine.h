@@ -283,12 +283,12 @@ class Engine final : public SessionEvents {
 
   // Changes of the view.
   std::function<void(const transport::JoinReply&)> on_view_;
-  // To be entered once the step's commit, and what is being applied to the replicas, have ended.
+  // The view to enter when the commit in progress, and the state being applied to the replicas, have ended.
   std::optional<NextView> next_view_;
   std::atomic<uint64_t> reported_view_ = 1;             // that the host knows; written on the loop
   std::function<void()> enter_;                         // of a learner; null once it is in a view
   std::function<transport::JoinReply()> present_view_;  // of a learner
-  bool agreed_ = true;            // the workers of this view know where all of them stand
+  bool agreed_ = true;                                  // the workers of this view have agreed on its state
   uint64_t agreement_watch_ = 0;  // a ticket of StallWatch; 0: they are not about to agree
   std::function<void()> on_state_held_;
 

@@ -26,7 +26,8 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
   if (!state_.recovering) start_.run();
 }
 
-// Fetches the state of the others before this worker is in a view. If the plan fails, the view tells why.
+// Fetches the state of the others before this worker is in a view. If no plan can be made, enters a view: its
+// other workers report the difference.
 void Engine::learn() {
   auto contexts = make_contexts(state_.model, true);
   if (!contexts.ok()) return fail_start(contexts.status());
@@ -63,14 +64,15 @@ void Engine::on_state_asked(const std::string& worker_id, const transport::Fetch
   constexpr Code kNotNow = StateGiver::kNotNow;
   if (!state_.failure.ok()) return respond(state_.failure);
   const transport::JoinReply& present = state_.mesh->members().view();
-  const bool learner = rank_of(present.members, worker_id) < 0;  // which knows an earlier view
+  const bool learner = rank_of(present.members, worker_id) < 0;  // it may name an earlier view
   if (!learner && question.view != view())
     return respond(Status(Code::kViewChanged, "the workers of the job have changed"));
   const bool awaited = present.paused;  // the others wait for the learner, and their loads have not begun
   if (learner && !awaited && (!state_.started || !state_.torn.ok()))
-    return respond(Status(kNotNow, state_.started ? "it has to load a checkpoint" : "it has not started"));
+    return respond(
+        Status(kNotNow, state_.started ? "it must load a checkpoint first" : "it has not started"));
   if (learner && !awaited && (state_.changes > 0 || state_.applying))
-    return respond(Status(kNotNow, "it loads a checkpoint or changes the strategy"));
+    return respond(Status(kNotNow, "it is loading a checkpoint or changing the strategy"));
   if (!state_.started || !state_.torn.ok() || !state_.options.views_change)
     return respond(Status(Code::kUnsupported, "this worker does not give its state while it trains"));
   if (learner && question.next == 0 &&

@@ -89,7 +89,7 @@ void Engine::enter_view() {
   if (!next_view_ || state_.applying || !state_.failure.ok()) return;
   state_.view_cause = next_view_->why;
   const Status why = view_changed(next_view_->view);
-  if (!state_.step.suspend(why)) return;  // its end enters the view
+  if (!state_.step.suspend(why)) return;  // the commit has begun; its end calls enter_view()
   const NextView next = std::move(*next_view_);
   next_view_.reset();
   state_.entering = true;
@@ -134,7 +134,7 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
 
 void Engine::report() {
   ViewReport mine;
-  // A learner that has all state counts as one that holds it, since others release what it has got.
+  // Others may have released state that this worker holds, so a learner with all state counts as a holder.
   mine.learner = state_.learner && !state_.started;
   if (state_.started || state_.learner) {
     const std::string signed_text = start_.present_signature();
@@ -155,7 +155,7 @@ void Engine::report() {
   mine.calls = state_.calls.next_indexes();
   checkpoints_.report(&mine);
   report_samples(&mine);
-  // A number that no call of the host reaches, and another one in each view.
+  // Uses a call number above all host calls, different in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
   agreement_watch_ = state_.stalls.begin([this, number = call->number] { return agreement_report(number); });
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),

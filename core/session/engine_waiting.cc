@@ -9,7 +9,7 @@
 
 namespace dsgd {
 
-// `what`: that the workers `ranks` have not done.
+// `what`: the thing that the workers `ranks` have not done, such as "not sent its report".
 WaitReport EngineState::report_of(const std::vector<int32_t>& ranks, const std::string& operation,
                                   const std::string& what) const {
   if (ranks.empty()) return {};
@@ -44,7 +44,7 @@ WaitReport EngineState::wait_report(uint64_t call) const {
     if (!parameters.empty()) {
       text += names + (one ? " has" : " have") + " not sent the gradients of " + parameters;
     } else if (peers.first) {
-      text += names + (one ? " has" : " have") + " not called it";
+      text += names + (one ? " has" : " have") + " not made this call";
     } else {
       text += "data of " + names + " is still to come";
     }
@@ -73,7 +73,7 @@ transport::Progress Engine::progress() const {
   progress.steps = state_.next_step;
   progress.holds_state = state_.started;
   state_.stalls.each([&](uint64_t ticket, transport::Duration open, const WaitReport& report) {
-    // With its own rank and no others, it waits for this worker's host or GPU.
+    // A report that names only this rank means that the host or a GPU of this worker is late.
     const bool for_itself = report.ranks.empty() && report.text.rank() == rank();
     const Activity activity = !report.known() ? Activity::kBusy
                               : for_itself    ? Activity::kComputes

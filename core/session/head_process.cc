@@ -25,7 +25,7 @@ struct HeadProcess::Impl {
   std::unique_ptr<Admission> admission;
   std::unique_ptr<transport::Listener> listener;
   std::string address;
-  std::atomic<bool> reached{false};  // etcd has answered, or will not
+  std::atomic<bool> reached{false};  // etcd has answered, or the first contact has failed
   Status why_not_reached;
   std::atomic<bool> ended{false};
   Status result;
@@ -53,11 +53,10 @@ struct HeadProcess::Impl {
 
 namespace {
 
-Status not_this_job(const std::string& key, const std::string& differs, const std::string& remedy,
-                    const std::string& location) {
-  return Status(Code::kMismatch, "`head_state` = '" + location + "' is of a job with " + differs + "; " +
-                                     remedy + ", or remove the " + (is_etcd(location) ? "keys" : "file") +
-                                     " to begin a new job")
+// `sentence`: the difference and the first remedy.
+Status not_this_job(const std::string& key, const std::string& sentence, const std::string& location) {
+  return Status(Code::kMismatch,
+                sentence + ", or remove the " + (is_etcd(location) ? "keys" : "file") + " to begin a new job")
       .with_parameter(key);
 }
 
@@ -88,10 +87,14 @@ Status check_record(const transport::HeadRecord& record, const HeadOptions& opti
   for (const Setting& s : settings) {
     if (s.same) continue;
     const std::string key = s.key;
-    const std::string differ = key == "token"  // whose value is not shown
-                                   ? "another `token` than this head has"
-                                   : key + " = " + s.kept + ", but this head has " + key + " = " + s.own;
-    return not_this_job(key, differ, "start the head with the same " + key, location);
+    const std::string record = "`head_state` = '" + location + "' is of a job with ";
+    if (key == "token")  // whose value is not shown
+      return not_this_job(
+          key, record + "another `token` than this head has; start the head with the same token", location);
+    return not_this_job(key,
+                        record + key + " = " + s.kept + ", but this head has " + key + " = " + s.own +
+                            "; start the head with the same " + key,
+                        location);
   }
   return {};
 }
@@ -106,8 +109,11 @@ Status check_address(const std::string& earlier, const std::string& location, st
     address->replace(address->size() - 1, 1, port);
     return {};
   }
-  return not_this_job("head", "a head at " + earlier + ", but this head has the address " + *address,
-                      "the workers dial the earlier one: start the head there", location);
+  return not_this_job("head",
+                      "`head_state` = '" + location + "' is of a job with a head at " + earlier +
+                          ", but this head has the address " + *address + "; the workers dial " + earlier +
+                          ", so start the head there",
+                      location);
 }
 
 void warn_of_other_host(const std::string& earlier, const std::string& address, Log& log) {
@@ -186,7 +192,7 @@ Status HeadProcess::Impl::begin_election(const HeadOptions& options, const std::
     if (status.ok()) return end({});
     head->stand_down(status);
   };
-  // Of heads that listen on all interfaces, the host's name tells which one serves.
+  // If the head listens on all interfaces, names it by its host.
   const std::string shown =
       is_any_interface(address) ? environment->host_name() + ":" + port_of(address) : address;
   network->loop().run([this, &events, &shown] { etcd->start(shown, std::move(events)); }, reached,

@@ -53,7 +53,7 @@ struct HeadQuestion {
                     [this](Result<transport::Message> reply) { end(std::move(reply)); });
     });
   }
-  // A refusal, if there is one, says more than a head that does not run.
+  // Prefers a refusal: its text is more specific than that of a head that does not run.
   Status failure() const {
     const auto refusal = std::find_if(errors.begin(), errors.end(), is_final);
     return error_of_all(heads, errors, refusal == errors.end() ? errors.back() : *refusal);

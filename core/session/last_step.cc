@@ -31,8 +31,8 @@ void LastStep::limit_wait() {
     return;
   }
   log_->warning(
-      "dsgd_close does not know that all others have completed the last step of this worker; if one is lost "
-      "now, they may repeat it");
+      "dsgd_close: not all workers have confirmed the last step of this worker; they may repeat it if one is "
+      "lost now");
   end_wait();
 }
 

@@ -20,7 +20,7 @@ int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);
 Status check_descriptors(transport::Environment& environment, int64_t num_workers, bool as_head,
                          bool as_worker, int64_t others = 0);
 
-// Returns whether a token or TLS keeps strangers out.
+// Returns whether a token or TLS is set.
 bool is_protected(const Config& config);
 
 // Without a token or TLS a head listens on the loopback interface only.

@@ -9,7 +9,7 @@ void RetiredBuffers::add(std::shared_ptr<device::Device> device, std::function<v
   added_.push_back({std::move(device), std::move(release)});
 }
 
-// One wait at a time covers what many calls have added.
+// One wait releases the buffers added before it began; later ones wait for the next.
 void RetiredBuffers::release_unused(const WhenDone& when_done) {
   if (waiting_) return;
   {

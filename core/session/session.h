@@ -115,9 +115,9 @@ class Session {
   Status step_flush();
   Code stop_request() noexcept;  // kOk, kForked or kClosed; async-signal-safe
 
-  // Collectives. Buffers: see dsgd.h. Checks the arguments and finds the device of the buffers, which may
-  // have to be opened, and that takes its time. The function that it returns begins the collective, without
-  // blocking but for Mode::kWait; it is called once.
+  // Collectives. Buffers: see dsgd.h. Checks the arguments and finds the device of the buffers. May block
+  // to open the device. The returned function begins the collective, and blocks only with Mode::kWait; call
+  // it once.
   using Collective = std::function<Result<std::shared_ptr<Operation>>(Mode mode)>;
   Result<Collective> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
                                Reduction reduction, const CallOptions& options = {});

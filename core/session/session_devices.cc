@@ -79,7 +79,7 @@ Result<std::shared_ptr<device::Device>> Session::Impl::device(const std::string&
   auto opened = table.ok() ? open_within(*table.value(), index, device_limits, limit) : table.status();
   if (opened.ok()) {
     std::lock_guard lock(devices_mutex);
-    if (auto found = find()) return found;  // another thread was faster
+    if (auto found = find()) return found;  // another thread has opened it
     log->info(opened.value()->describe());
     devices.push_back(opened.value());
     return opened;

@@ -294,7 +294,7 @@ struct Session::Impl {
   std::mutex call_mutex;
   int calls = 0;  // of the host, in progress
   enum class Life {
-    kMaking,  // there may be no loop yet
+    kMaking,  // under construction; there may be no loop yet
     kOpen,
     kClosing,  // no new work begins
     kEnded,    // all operations have ended, and no new wait begins

@@ -48,8 +48,8 @@ Result<StrategySpec> Session::Impl::find_strategy(const std::string& name, const
       .with_parameter("algorithm");
 }
 
-// All workers make such a call together, so the others are told of a mistake on this one, rather than kept
-// waiting.
+// All workers make such a call together. Reports the rejected call to the other workers, so that they do not
+// wait.
 Status Session::Impl::refused(const char* call, Status why) {
   loop().post([this, call, why] { engine().refuse(call, why); });
   return why;
@@ -292,7 +292,7 @@ Status Session::gradients_ready(Replica* replica, std::span<Parameter* const> pa
   return impl_->mark(*replica, parameters, false, stream);
 }
 
-// The default stream comes after new values, so what waits for it does.
+// The default stream waits for new values, so waiting for it is enough.
 Status Session::stream_wait(Replica* replica, void* stream) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();

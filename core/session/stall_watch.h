@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "core/base/log.h"

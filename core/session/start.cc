@@ -112,7 +112,7 @@ void Start::compare_signatures(const SharedCall& call, std::string mine, size_t 
 // `differences`: by rank, the first from rank 0; empty: there is none. A worker that has joined later fails
 // alone if it differs.
 void Start::on_differences(const Calls::Parts& differences, const Done& done) {
-  // If all others differ from rank 0, it is the odd one.
+  // If all others differ from rank 0, then rank 0 is the one that differs.
   const bool all_differ =
       differences.size() > 2 && std::none_of(differences.begin() + 1, differences.end(),
                                              [](const auto& difference) { return difference.empty(); });

@@ -51,7 +51,7 @@ void StateCopier::copy(const std::shared_ptr<Call>& call, const ViewDecision& de
   if (!decision.different.empty()) {
     const auto informed = with_source(decision.different);
     if (informed->own_index < 0) {
-      ++call->next_operation;  // the broadcast of others
+      ++call->next_operation;  // skips the number of a broadcast of other workers
     } else {
       name_difference(transfer, informed, source);
       if (!is_source) return;
@@ -191,7 +191,7 @@ void StateCopier::broadcast(const SharedTransfer& transfer, SharedCopy copy, std
   }));
   for (Tensor& tensor : tensors) {
     if (tensor.group->own_index < 0) {
-      ++transfer->call->next_operation;  // the broadcast of others
+      ++transfer->call->next_operation;  // skips the number of a broadcast of other workers
       all({});
       continue;
     }

@@ -49,8 +49,8 @@ void StateFetcher::on_timeout() {
   }
   if (refusing.empty() || entering_) return enter_now();
   give_up_(state_.mesh->members()
-               .timeout_error("dsgd_start: the other workers have not started, loaded a checkpoint or "
-                              "changed the strategy, which they do before another worker takes part,",
+               .timeout_error("dsgd_start: the other workers must first start, load their checkpoint or end "
+                              "their strategy change, and have not done so",
                               state_.calls.deadline_setting(options_), refusing)
                .with_operation("dsgd_start"));
 }
@@ -121,7 +121,8 @@ void StateFetcher::on_refusal(size_t index, uint64_t asked_in, const Status& why
   source.asked = false;
   if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
   if (!in_view_) {
-    if (!entering_) state_.log->debug("takes part before it has fetched all state: " + why.message());
+    if (!entering_)
+      state_.log->debug("this worker enters the view before it has all state: " + why.message());
     return enter_now();
   }
   if (!then_) return;
@@ -131,7 +132,7 @@ void StateFetcher::on_refusal(size_t index, uint64_t asked_in, const Status& why
     return ask(index);
   }
   if (state_.mesh->peers.has_left(source.rank)) return change_source(index);
-  if (is_break(why) || why.code() == Code::kViewChanged) return;  // news will come
+  if (is_break(why) || why.code() == Code::kViewChanged) return;  // the head reports the loss or the new view
   state_.fail(why, true);
 }
 

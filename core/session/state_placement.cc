@@ -55,7 +55,7 @@ void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<
   for (const RangeTransfer& transfer : transfers) {
     if (transfer.to == state_.rank()) nbytes += transfer.nbytes;
   }
-  state_.log->info("gets " + std::to_string(nbytes) + " bytes of optimizer state for view " +
+  state_.log->info("this worker receives " + std::to_string(nbytes) + " bytes of optimizer state for view " +
                    std::to_string(state_.view()));
   state_.calls.schedule(
       call,

@@ -75,7 +75,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
 // A change of the view waits until the new plan holds.
 void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
   ++state_.strategy_version;
-  state_.giver.drop_all(Status(StateGiver::kNotNow, "it changes the strategy"));
+  state_.giver.drop_all(Status(StateGiver::kNotNow, "it is changing the strategy"));
   state_.applying = true;
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {
     state_.applying = false;

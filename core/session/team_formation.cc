@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "core/session/team_decision.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -42,18 +41,21 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
   const auto refuse = [&done](Code code, const std::string& why) {
-    done(Status(code, "algorithm = nccl " + why).with_parameter("algorithm"));
+    done(Status(code, why).with_parameter("algorithm"));
   };
   if (demanded && all_gpus == 0)
-    return refuse(Code::kInvalidArgument,
-                  "reduces gradients of GPUs, but no worker has a replica on a GPU; use auto");
+    return refuse(
+        Code::kInvalidArgument,
+        "algorithm = nccl reduces gradients on GPUs, but no worker has a replica on a GPU; use auto");
   if (demanded && state_.options.step.reproducible)
-    return refuse(Code::kUnsupported,
-                  "cannot be used with reproducible = 1, which reduces on the CPU; use auto");
+    return refuse(
+        Code::kUnsupported,
+        "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; use auto");
   if (demanded && state_.options.views_change)
     return refuse(
         Code::kUnsupported,
-        "cannot be used where min_workers or max_workers differs from num_workers, or rejoin_timeout is set: "
+        "algorithm = nccl cannot be used where min_workers or max_workers differs from num_workers, or "
+        "rejoin_timeout is set: "
         "NCCL does not go on in another view; use auto, or leave all three unset");
   if (algorithm->nccl == NcclUse::kNever || state_.options.step.reproducible || state_.options.views_change ||
       all_gpus < 2)

@@ -36,7 +36,7 @@ Result<ViewDecision> decide(const std::vector<ViewReport>& reports, const Member
   const auto behind = [](const ViewReport& a, const ViewReport& b) {
     return std::pair(!a.learner, a.steps) < std::pair(!b.learner, b.steps);
   };
-  const auto source = std::max_element(reports.begin(), reports.end(), behind);  // the first of several
+  const auto source = std::max_element(reports.begin(), reports.end(), behind);  // the lowest of several
   if (source->learner) return lost("no worker that is left holds the values");
   ViewDecision decision;
   decision.source = static_cast<int32_t>(source - reports.begin());

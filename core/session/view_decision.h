@@ -13,7 +13,7 @@
 namespace dsgd {
 
 struct ViewDecision {
-  int32_t source = 0;              // whose state counts: the lowest rank with most steps, and no learner
+  int32_t source = 0;              // rank with the most steps, not a learner; the lowest of several
   std::vector<int32_t> copiers;    // workers that are a step behind, and learners
   std::vector<int32_t> learners;   // the learners among `copiers`
   std::vector<int32_t> different;  // learners that cannot take part: their settings differ

@@ -73,7 +73,7 @@ Worker::~Worker() {
       if (mesh_) mesh_->drop_channels();
     });
   }
-  // The networks go next: afterwards no loop can call what is destroyed last.
+  // Destroys the networks before the objects that their loops call.
   head_network_.reset();
   heartbeat_network_.reset();
   network_.reset();
@@ -448,7 +448,7 @@ void Worker::choose_spin() {
 
 void Worker::leave(const Status& given, std::function<void()> done) {
   Status cause = given;
-  // The others wait for this worker, so they must take it for lost.
+  // The other workers wait for this one, so it must leave as lost.
   if (cause.ok() && engine_->recovering()) {
     const std::string view = "view " + std::to_string(view_.view);
     cause = Status(Code::kWorkerLost,

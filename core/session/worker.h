@@ -31,8 +31,8 @@ class Worker {
 
   // Makes the loop and the engine. Never blocks for long.
   Status setup();
-  // Makes the other networks and the listeners; decides whether the head lives here. May block to resolve a
-  // name. Not on a loop.
+  // Makes the other networks and the listeners; decides whether this worker hosts the head. May block to
+  // resolve a name. Not on a loop.
   Status prepare();
   transport::Loop& loop() { return network_->loop(); }
   transport::Network& network() { return *network_; }

@@ -196,7 +196,7 @@ TEST(JoiningAroundALoad, TakesPartInTheLoadOfTheOthersOrHoldsTheirState) {
         const Resumed job(of);
         job.expect_right();
         if (HasFailure()) return;
-        ++(job.logged(2, "loads no checkpoint") ? held : took_part);
+        ++(job.logged(2, "dsgd_checkpoint_load does nothing") ? held : took_part);
       }
     }
     EXPECT_TRUE(took_part > 0 || !of.others_load) << n;
@@ -229,7 +229,7 @@ TEST(JoiningAroundALoad, AFailedLoadFailsOnAllWorkersInTheSameWay) {
 TEST(JoiningAroundALoad, WorkersThatHaveJoinedOutliveAllOthers) {
   const Resumed job({.joiners = 2, .before = {1s, 1s}, .lost = 2, .loss = 30ms});
   job.expect_right();
-  for (int worker : {2, 3}) EXPECT_FALSE(job.logged(worker, "loads no checkpoint"));
+  for (int worker : {2, 3}) EXPECT_FALSE(job.logged(worker, "dsgd_checkpoint_load does nothing"));
 }
 
 // Workers 0 and 1 are lost in their first step, in which they wait for worker 2. So worker 2 becomes
@@ -241,7 +241,7 @@ TEST(JoiningAroundALoad, HoldsTheirStateAlsoAsRank0) {
     const Resumed job(
         {.joiners = 2, .before = {0us, 0us, load}, .others_load = false, .lost = 2, .loss = 50ms});
     job.expect_right();
-    for (int worker : {2, 3}) EXPECT_TRUE(job.logged(worker, "loads no checkpoint"));
+    for (int worker : {2, 3}) EXPECT_TRUE(job.logged(worker, "dsgd_checkpoint_load does nothing"));
     if (HasFailure()) return;
   }
 }
@@ -296,7 +296,7 @@ TEST(JoiningAroundALoad, TakesPartAfterAPause) {
                        .loss = 3ms,
                        .settings = {{"min_workers", "4"}, {"rejoin_timeout", "60s"}}});
     job.expect_right();
-    for (int worker : {4, 5}) EXPECT_FALSE(job.logged(worker, "loads no checkpoint"));
+    for (int worker : {4, 5}) EXPECT_FALSE(job.logged(worker, "dsgd_checkpoint_load does nothing"));
   }
 }
 

@@ -314,7 +314,7 @@ TEST(Joining, BeginsAgainWhenItIsTooSlow) {
   job.hold_back(false);
   job.run();
   job.expect_equal({0, 1, 2});
-  EXPECT_TRUE(job.logged(2, "takes part before it has fetched all state"));
+  EXPECT_TRUE(job.logged(2, "this worker enters the view before it has all state"));
 }
 
 TEST(Joining, OutlivesALossAtAnyMoment) {

@@ -455,7 +455,7 @@ class Outcome {
     const bool loses = !lost_.empty() || !job_.losses.empty() || !job_.head_losses.empty();
     for (int w = 0; w < job_.all() && !loses && !job_.pair_cut && !job_.split; ++w) {
       for (const std::string& line : cluster_->log(w))
-        if (line.find("does not know that all others") != line.npos) problem(w, line);
+        if (line.find("not all workers have confirmed the last step") != line.npos) problem(w, line);
     }
     if (!loses && reference && !(cluster_->head_result() && cluster_->head_result()->ok()))
       found.push_back("the head says that the job has failed: " +
@@ -1264,7 +1264,8 @@ TEST(Copies, MoveOnlyFromAWorkerThatIsLostAndToOneThatJoins) {
   for (int worker = 1; worker <= 5; ++worker) {
     for (const std::string& line : outcome.cluster().log(worker)) {
       size_t nbytes = 0, view = 0;
-      if (std::sscanf(line.c_str(), "gets %zu bytes of optimizer state for view %zu", &nbytes, &view) == 2)
+      if (std::sscanf(line.c_str(), "this worker receives %zu bytes of optimizer state for view %zu", &nbytes,
+                      &view) == 2)
         moved[view] += nbytes;
     }
   }

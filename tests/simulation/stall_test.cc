@@ -119,7 +119,7 @@ TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
       EXPECT_EQ(status.code(), Code::kWaitTimeout);
       EXPECT_EQ(status.rank(), 2) << status.message();
       EXPECT_TRUE(contains(status.message(), "rank 2 (worker 'w2'")) << status.message();
-      EXPECT_TRUE(contains(status.message(), "has not called it")) << status.message();
+      EXPECT_TRUE(contains(status.message(), "has not made this call")) << status.message();
     }
     const Status status = session.wait(*barrier.value(), -1ms);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -129,7 +129,7 @@ TEST(StallWarning, OfACollectiveNamesTheWorkersThatHaveNotCalled) {
     for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_TRUE(contains(record.text, "barrier (call ")) << record.text;
       EXPECT_TRUE(contains(record.text, "rank 2 (worker 'w2'")) << record.text;
-      EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
+      EXPECT_TRUE(contains(record.text, "has not made this call")) << record.text;
       EXPECT_FALSE(contains(record.text, "rank 1 (")) << record.text;
     }
   }
@@ -157,7 +157,7 @@ TEST(StallWarning, OfAStepNamesTheWorkerThatHasNotBegunIt) {
     for (const NotedWarning& record : job.warnings[rank]) {
       EXPECT_EQ(record.text.find("step 0 has not ended"), 0u) << record.text;
       EXPECT_TRUE(contains(record.text, "rank 1 (worker 'w1'")) << record.text;
-      EXPECT_TRUE(contains(record.text, "has not called it")) << record.text;
+      EXPECT_TRUE(contains(record.text, "has not made this call")) << record.text;
     }
   }
   EXPECT_TRUE(job.warnings[1].empty());

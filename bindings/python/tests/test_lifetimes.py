@@ -196,7 +196,7 @@ def close_in_flight(session):
     gone = weakref.ref(data)
     operation = session.allreduce_async(data)
     del data
-    with pytest.raises(dsgd.WaitTimeoutError, match=r"after 250 ms: rank 1 .* has not called it; it goes on"):  # more than one slice
+    with pytest.raises(dsgd.WaitTimeoutError, match=r"after 250 ms: rank 1 .* has not made this call; it goes on"):  # more than one slice
         operation.wait(0.25)
     assert not operation.done and gone() is not None
     session.close(0)

@@ -44,7 +44,7 @@ Progress progress() {
           1ull << 57,
           std::chrono::nanoseconds(123456789),
           "step 17",
-          "rank 2 has not called it",
+          "rank 2 has not made this call",
           {0, 2, 7},
           true};
 }
