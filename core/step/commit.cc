@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "core/optimizer/apply.h"
 #include "core/reduce/exact_sum.h"
@@ -287,7 +286,7 @@ bool Commit::apply_norm() {
   if (state_.path.clips) {
     // As torch.nn.utils.clip_grad_norm_ does.
     const double divisor = (norm + 1e-6) / state_.model.optimizer->clip_norm();
-    // NaN, too: all becomes NaN, as there.
+    // A NaN norm makes every gradient NaN, as in torch.
     if (!(divisor <= 1)) clip_divisor_ = divisor;
   }
   return true;

@@ -26,8 +26,8 @@ class Commit {
   // Computes the next state of the copies that this worker keeps. Called when the means of the bucket have
   // come from their owners, and its results have come, too.
   void update_copies(size_t bucket);
-  // Finds which pieces of a bucket have a mean, and adds the bucket's part of the norm. Turns exact sums into
-  // means, where no owner has done so.
+  // Records which pieces of a bucket have a mean, and adds their squares to the norm where it is measured.
+  // Turns exact sums into means, where no owner has done it.
   Status measure(size_t bucket);
   double norm_on_host() const;
   // Where owners update, each worker has the norm of its own ranges only. norm_part() returns this worker's

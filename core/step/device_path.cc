@@ -41,7 +41,7 @@ Status DevicePath::fetch(size_t index, size_t c) {
   BucketBuffers& buffers = state_.buffers[index];
   DeviceBuffers& on_device = buffers.devices[c];
   DeviceContext& context = state_.contexts[c];
-  if (buffers.values && c == state_.location_of_replica[0].first) {  // by way of the memory of the sums
+  if (buffers.values && c == state_.location_of_replica[0].first) {  // uses the buffer of the sums as scratch
     DSGD_RETURN_IF_ERROR(fetch_values(index, c));
   }
   if (!state_.options.reproducible) {

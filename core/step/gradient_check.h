@@ -1,7 +1,7 @@
 // Gradients that are not finite, where the key `nonfinite` asks for a check. The sums over a worker's
 // replicas count the elements (BucketBuffers::non_finite). When a worker has summed its last bucket, it sends
-// all others one report, which travels beside the last buckets. Nothing has changed before all reports are
-// in, and all workers have the same ones, so they decide alike and say the same.
+// all others one report, which travels beside the last buckets. Nothing changes before all reports have come.
+// All workers have the same reports, so all take the same action and report the same error.
 #pragma once
 
 #include <cstddef>

@@ -76,7 +76,7 @@ Status GradientMarks::mark(const Replica& replica, std::span<Parameter* const> p
   complete->reserve(complete->size() + buckets);
   for (size_t i = 0; i < parameters.size(); ++i) {
     Mark& mark = marks[parameters[i]->index];
-    if (mark != Mark::kNone) {  // given twice
+    if (mark != Mark::kNone) {  // the list names it twice
       Status status = marked_before(*parameters[i]);
       while (i > 0) marks[parameters[--i]->index] = Mark::kNone;
       return status;

@@ -32,11 +32,11 @@ class GradientMarks {
   // them to `complete`. `stream`: of the replica's device; null: its default stream.
   Status mark(const Replica& replica, std::span<Parameter* const> parameters, bool absent, void* stream,
               std::vector<uint32_t>* complete);
-  // Takes back the marks of a successful mark(), of which the step has not been told.
+  // Undoes a successful mark() whose buckets were not reported to the step.
   void unmark(const Replica& replica, std::span<Parameter* const> parameters);
   // Marks the rest as ready. Returns the buckets that are complete with them.
   std::vector<uint32_t> mark_rest();
-  void unmark_rest();  // takes that back, as unmark() does
+  void unmark_rest();  // undoes that, as unmark() does
   std::vector<uint32_t> complete_buckets() const;
   // For a complete bucket, before the step is told: the step will wait for the work that its streams have
   // now. kState: the host is capturing a graph, and may mark the gradients again afterwards. Other failures
@@ -55,7 +55,7 @@ class GradientMarks {
   bool is_absent(uint32_t replica, uint32_t parameter) const {
     return marks_[replica][parameter] == Mark::kAbsent;
   }
-  // Whether the host has marked the gradient itself, rather than by mark_rest(), which knows no stream.
+  // Returns whether the host marked the gradient explicitly, so its stream is known. mark_rest() knows none.
   bool has_stream(uint32_t replica, uint32_t parameter) const { return streams_[replica].marked[parameter]; }
   // Makes `queue` wait for what record_streams() has recorded of this replica.
   Status follow_streams(uint32_t replica, uint32_t bucket, device::WorkQueue& queue) const;

@@ -22,7 +22,7 @@ namespace dsgd {
 class HalfWire {
  public:
   explicit HalfWire(StepState& state) : state_(state) {}
-  // Of a new plan. Residuals of the last plan stay with their parameters. Fails for want of memory.
+  // Allocates buffers for the plan. Keeps residuals of earlier plans. Fails for want of memory.
   Status make_buffers();
   // The weights are known: sets the scale of this step's contributions.
   void begin_step();

@@ -132,7 +132,7 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
     if (header.settings != first.settings)
       return {Status(Code::kMismatch, "settings differ"), HeaderVerdict::Difference::kSettings};
     if (header.plan != first.plan) {
-      return differs("how the parameters are laid out and who owns what (digest)", hex(first.plan),
+      return differs("the layout and the owners of the parameters (digest)", hex(first.plan),
                      hex(header.plan),
                      "the functions of a plug-in must give the same answers on all workers");
     }
@@ -154,7 +154,8 @@ HeaderVerdict read_headers(StepState* state, const Group* group,
   // Exact, so that it does not depend on which worker has which replica.
   state->total_weight = weight_of(weights);
   state->result.weight = state->total_weight;
-  // After a loss the others may have more data than they knew of when they began this step.
+  // After a loss, workers may still receive samples of the lost worker, so the first step of a view is not
+  // the last one of the epoch.
   state->result.all_done =
       state->contributing_replicas == 0 && state->result.view == state->request.previous_view;
   return {};

@@ -36,7 +36,7 @@ void HostPath::for_parts(const Elements& gradient, size_t count, NonFinite* foun
   for (size_t begin = 0; begin < count; begin += kPart) {
     const size_t some = std::min(kPart, count - begin);
     NonFinite in_part;
-    // The weight of 1 leaves bits unchanged, but for half types, which are widened.
+    // A weight of 1 keeps the bits; half types are widened.
     weighted_set(gradient.dtype, finite.data(), gradient.data + begin * dtype_size(gradient.dtype), some, 1,
                  &in_part);
     found->add(in_part, begin);

@@ -34,10 +34,11 @@ class OptimizerStateStore {
   void advance(const std::vector<uint64_t>& updates);
   // Where owners update: releases the state of other ranges than these [begin, end), by parameter.
   Status keep_only(const std::vector<std::vector<std::pair<uint64_t, uint64_t>>>& ranges);
-  // Where all workers make the same updates and devices have replicas; else these do nothing. The first one
-  // copies the state of the first device to on_host(), unless the host has a replica, whose state that is.
-  // The second one copies the state in on_host() to all devices.
+  // Copies the state of the first device to on_host(). Does nothing if owners keep the state, if no replica
+  // is on a device, or if the host has a replica, whose state on_host() is.
   void fetch_to_host(transport::Time deadline, std::function<void(const Status&)> done);
+  // Copies the state in on_host() to all devices. Does nothing if owners keep the state, or if no replica is
+  // on a device.
   void spread_to_devices(transport::Time deadline, std::function<void(const Status&)> done);
 
  private:

@@ -170,7 +170,8 @@ Status check_part(const StateStream::Part& part, const Model& model, bool with_s
   if (part.data.size() != part.count * size)
     return invalid("of parameter '" + parameter.name + "' has a wrong size");
   if (part.kind == StateParts::Kind::kUpdate && !with_state && model.states_of(parameter) > 0)
-    return invalid("has an update of parameter '" + parameter.name + "', whose state is elsewhere");
+    return invalid("has an update of parameter '" + parameter.name +
+                   "', whose optimizer state this worker does not hold");
   return {};
 }
 

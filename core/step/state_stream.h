@@ -46,7 +46,7 @@ class StateStream {
   uint64_t end() const { return end_; }
   // Nothing is left to give out, until the next update.
   bool whole() const { return !overflown_ && log_.empty() && next_ == end_; }
-  // The stream is of no use: the receiver was too slow, or there was no memory for the sums.
+  // The stream must be restarted: the receiver was too slow, or there was no memory for the sums.
   bool overflown() const { return overflown_; }
 
  private:

@@ -198,7 +198,7 @@ class Step {
 
   transport::TimerId lost_worker_timer_ = 0;  // of the wait for the name of the lost worker
   transport::TimerId deadline_timer_ = 0;     // of a step that waits for the host's gradients, or for devices
-  StepBuckets buckets_;                       // ends first: then no device uses any of the above
+  StepBuckets buckets_;  // last member: destroyed first, which stops devices from using the others
 };
 
 }  // namespace dsgd

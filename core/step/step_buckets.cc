@@ -69,14 +69,15 @@ void StepBuckets::restart() {
   }
 }
 
-// Starts buckets in index order, in whatever order they become ready, so that all workers open the same ones.
+// Starts buckets in index order, even if they become ready in another order, so that all workers open the
+// same ones.
 void StepBuckets::launch() {
   // The units of the sums depend on all weights, which come with the headers.
   if ((state_.options.reproducible || state_.path.narrows) && !state_.header_done) return;
   // A team cannot take back a collective, so all workers must have agreed before.
   if (state_.path.by_teams && !state_.header_done) return;
   if (!state_.header_done && group_.members_have_left()) return;  // the header decides which workers remain
-  // A call from within the loop below, by a bucket that has ended at once; that loop goes on.
+  // Called from the loop below by a bucket that ended at once; that loop goes on.
   if (std::exchange(launching_, true)) return;
   while (step_.runs() && progress_.next < state_.plan.size() && progress_.open < kOpenTasks &&
          state_.buffers[progress_.next].progress.ready) {

@@ -117,7 +117,7 @@ class StepBuckets {
     bool gradients_reported = false;
   } progress_;  // of the step in flight; reset whole by begin_step()
 
-  TeamPath team_;  // ends first: then no device uses any of the above
+  TeamPath team_;  // last member: destroyed first, which stops devices from using the others
 };
 
 }  // namespace dsgd

@@ -8,8 +8,8 @@
 
 namespace dsgd {
 namespace {
-// Without a mesh: time after the deadline of a step in which a late device reports itself, which says more.
-// Constant: a call returns within 100 ms after its deadline.
+// Without a mesh: time after the deadline of a step in which a late device reports itself, with a more
+// specific text. Constant: a call returns within 100 ms after its deadline.
 constexpr transport::Duration kGrace = std::chrono::milliseconds(80);
 }  // namespace
 

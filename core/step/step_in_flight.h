@@ -1,5 +1,5 @@
 // The step in flight, for the parts of a step that wait: whether it still runs, and where they report
-// failures. A report may end the step before it returns, and its end may begin the next step.
+// failures. A report may end the step, and the host may begin the next one, before the report returns.
 #pragma once
 
 #include <functional>

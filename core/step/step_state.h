@@ -26,7 +26,7 @@
 
 namespace dsgd {
 
-// The treatment of gradients that are not finite by a step.
+// Action on non-finite gradients.
 enum class NonFiniteAction {
   kNothing,  // does not look for them
   kFail,     // fails on all workers
@@ -148,7 +148,7 @@ struct StepPath {
       false;  // the host does not have the sums of all elements, so devices compute the norm
 };
 
-// Where a bucket's trailers lie, as few ranges as can be.
+// Ranges of a bucket that hold trailers, merged where adjacent.
 std::vector<Slice> trailers_of(const Bucket& bucket);
 
 struct StepState {

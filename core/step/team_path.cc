@@ -51,7 +51,7 @@ void TeamPath::enqueue(const Communicator::Work& work, Done done, std::function<
       std::move(in_this_step));
 }
 
-// One device brings the trailers of all of this worker's; the others bring zeros.
+// Copies the worker's trailers to its first device and zeros to the others.
 Status TeamPath::add_trailers(size_t index, size_t c) {
   const Bucket& bucket = state_.plan[index];
   device::WorkQueue& queue = *state_.contexts[c].queue;

@@ -15,7 +15,7 @@ namespace dsgd {
 struct TeamMember {
   int32_t team = 0;                // the lowest rank of its workers
   int32_t first = 0, devices = 1;  // its devices have the communicator's ranks [first, first + devices)
-  int32_t size = 1;                // devices of the team; 1: a worker by itself, on whatever device
+  int32_t size = 1;                // devices of the team; 1: the worker is in no team
 };
 
 class Teams {

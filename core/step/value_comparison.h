@@ -2,9 +2,9 @@
 // values in each step's header; all of them when no worker has data left, when a header's part differs, and
 // when the session closes (divergence.h names the parameter).
 //
-// A K-th of the values is compared in each step, another K-th in the next: a silent divergence is found
-// within K steps for 1/K of a pass over the values. K is 64, or larger where a step would compare more than
-// 4 MiB: a device copies them to the host before the header goes out.
+// Each step compares 1/K of the values, in turn: a silent divergence is found within K steps for 1/K of a
+// pass over the values. K is 64, or larger where a step would compare more than 4 MiB: a device copies them
+// to the host before the header goes out.
 #pragma once
 
 #include <algorithm>
