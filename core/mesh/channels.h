@@ -2,8 +2,8 @@
 //
 // A channel is a sequence of calls. Workers make the calls of one channel in the same order; those of
 // different channels in any order. Steps, and calls that name no channel, use channel 0. Operations are
-// numbered within their call, so that workers whose calls differ continue with the same call number, however
-// many operations each of the calls would have had.
+// numbered within their call, so a mismatch in one call does not shift the numbers of later calls, however
+// many operations each worker's call has.
 //
 // The number of an operation, from the highest bit: 3 bits for the channel, 37 for the call in it (1, 2,
 // ...), and 24 for the operation in the call. A call's number includes its channel.

@@ -1,5 +1,5 @@
-// The peers that have left in good order. The head says so, and the peer itself by a goodbye, which comes
-// behind all data that it has sent. Everything is on the session's loop.
+// The peers that have left in good order. The head reports them, and each peer sends a goodbye. The goodbye
+// is the last message of its sender. Everything is on the session's loop.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class Departures {
   bool left_after(int32_t rank, uint64_t operation) const {
     return has_left(rank) && call_of(operation) < peers_[rank]->departure_call;
   }
-  // Returns whether the goodbye of `rank` has come, and so all that it sent.
+  // Returns whether the goodbye of `rank`, and thus all of its data, has arrived.
   bool said_goodbye(int32_t rank) const { return peers_[rank]->goodbye; }
 
  private:
@@ -72,7 +72,8 @@ class Departures {
   const Members& members_;
   const IncomingConnections& incoming_;
   const Left left_;
-  std::vector<std::shared_ptr<Peer>> peers_;  // by rank; waits of an earlier view find none
+  // By rank. Shared so that timers of an earlier view can tell that theirs is gone.
+  std::vector<std::shared_ptr<Peer>> peers_;
   bool closed_ = false;
 };
 

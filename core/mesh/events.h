@@ -16,8 +16,8 @@ namespace dsgd {
 class SessionEvents {
  public:
   virtual ~SessionEvents() = default;
-  // A peer has failed: it says so, its connection has brought damaged data, or data that it sent are lost.
-  // The session cannot go on with it.
+  // A peer reported a failure, sent damaged data, or some of its data was lost. The session cannot go on
+  // with this peer.
   virtual void on_peer_failure(int32_t rank, const Status& why) = 0;
   // This worker cannot reach a peer, or a connection with it has ended without a goodbye. Which of the two is
   // cut off is unknown. `error` names the peer; `network_error` is what the network said. `silent`: the
@@ -27,7 +27,7 @@ class SessionEvents {
   // A peer closed its session in good order. If Peers::said_goodbye(rank), all its data has arrived;
   // otherwise the last of it may be lost.
   virtual void on_peer_departed(int32_t rank) = 0;
-  // A peer gave up, at its deadline, an operation of this call that has succeeded here.
+  // A peer's operation of this call timed out; the same operation has succeeded here.
   virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
   // A peer that closes asks for an answer when `steps` steps are completed here.
   virtual void on_completion_asked(uint64_t /*steps*/, transport::Responder respond) {

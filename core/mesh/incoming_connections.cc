@@ -55,7 +55,7 @@ Status IncomingConnections::admit(ServerChannel& channel) {
     connection = {.number = next_number_++, .rank = channel.hello().rank};
     if (opened_) set_rank(channel.hello(), &connection);
   } else {
-    // Of the attempts of a worker that come at once, one is enough.
+    // A worker opens several connections at once; one is enough.
     if (refused.code() == Code::kExists) {
       log_->debug(refused.message());
     } else {
@@ -204,7 +204,7 @@ void IncomingConnections::keep(ServerChannel& channel, transport::Message messag
   early_.push_back({&channel, nbytes, {}, nullptr, std::move(message), std::move(respond)});
 }
 
-// A worker of dsgd never sends that much before its view is known.
+// A correct worker never sends this much before the receiver knows the view.
 Status IncomingConnections::check_early(size_t nbytes) const {
   for (const Early& early : early_) nbytes += early.nbytes;
   if (nbytes <= options_.receive_memory) return {};

@@ -33,7 +33,7 @@ class Operations final : public OperationEvents {
   // Takes the task and starts it; null if it ended at once. No number is used twice.
   Task* add(std::unique_ptr<Task> task, transport::Time deadline);
   // Ends the operations [first, last) of one call with `cause` on this worker only, including those not yet
-  // begun. Peers do the same by themselves; their chunks are discarded.
+  // begun. Each peer ends them on its own; no message is sent. Their chunks are discarded.
   void drop(uint64_t first, uint64_t last, const Status& cause);
   // Fails a task here and on all peers, with `cause`.
   void fail(Task& task, const Status& cause);
@@ -43,15 +43,15 @@ class Operations final : public OperationEvents {
     if (session_refusal_.ok()) peers_.tell_operation_failed(operation, cause);
   }
   // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
-  // refused from then on. With a cause, its open operations end here; the peers end theirs by themselves and
-  // get no message.
+  // refused from then on. With a cause, its open operations end here. Each peer ends its own, without a
+  // message.
   void end_call(uint64_t call, const Status& cause);
   // Fails all open operations and refuses parked chunks; tells no peer. Before a new view all peers do the
   // same by themselves.
   void fail_all(const Status& cause);
   // The same, because this session has failed; the owner refuses later operations. Where views change, the
-  // peers' operations may go on without this worker. So they get no cause with the refusal: they hear of it
-  // from the head, or by SessionFailed.
+  // peers' operations may go on without this worker. So they get no cause with the refusal: the head or
+  // SessionFailed tells them.
   void fail_session(const Status& cause);
   // All workers of the view begin with this call; earlier calls of its channel have ended.
   void skip_to(uint64_t call) { history_.skip_to(call); }
@@ -72,7 +72,7 @@ class Operations final : public OperationEvents {
   // `kind`, returns false if the operation is known to be of another kind. The kind of an operation that has
   // only been refused or failed is unknown.
   bool only_peers_have_begun(uint64_t operation, std::optional<Kind> kind = {}) const;
-  // Calls `call` whenever only_peers_have_begun() may have become true of an operation.
+  // Calls `call` when a peer begins, refuses or fails an operation that has not begun here.
   void on_early_operation(std::function<void()> call) { on_early_ = std::move(call); }
 
   // For tasks.
@@ -182,9 +182,10 @@ class Operations final : public OperationEvents {
   bool report_mismatch(uint64_t number);  // at rank 0; returns whether the operation ended
 
   Peers& peers_;
-  Table table_;                              // by number: operations that have not ended
-  std::multimap<uint64_t, Operation> done_;  // ended operations that may be on the call stack
-  bool destruction_posted_ = false;          // a posted task will destroy them
+  Table table_;  // by number: operations that have not ended
+  // Ended operations. A posted task destroys them, since callers may still use them.
+  std::multimap<uint64_t, Operation> done_;
+  bool destruction_posted_ = false;
   History history_;
   std::function<void()> on_early_;
   Status session_refusal_;  // of all chunks, since this session has failed; OK: it has not

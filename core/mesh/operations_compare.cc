@@ -80,7 +80,7 @@ void Operations::mismatch(Operation& operation, int32_t source, const BulkHeader
   send_small(0, mine.header, signature_payload(mine));
 }
 
-// Consumes a chunk that carries a full signature or is invalid, and returns null; returns any other chunk.
+// Handles a chunk with a full signature, or an invalid one, and returns null. Returns other chunks unchanged.
 std::unique_ptr<transport::BulkReceipt> Operations::take_signature(
     int32_t source, const BulkHeader& header, std::unique_ptr<transport::BulkReceipt> receipt) {
   const auto data = receipt->data();

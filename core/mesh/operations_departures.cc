@@ -68,8 +68,8 @@ void Operations::on_last_answer(int32_t rank) {
     fail(task,
          Status(Code::kWorkerLost,
                 members().name(rank) + " closed its session before " + task.name() +
-                    ", which needs all workers. Either it failed (see its output), or its program makes "
-                    "fewer calls than this one")
+                    ", which needs all workers; check its output for an error, and that all programs make "
+                    "the same calls")
              .with_rank(rank, members().host_of(rank))
              .with_operation(task.name()));
   }

@@ -31,7 +31,7 @@ std::vector<std::unique_ptr<ClientChannel>> OutgoingConnections::begin_view(
     std::shared_ptr<Peer> found = before < 0 ? nullptr : std::move(known[before]);
     Peer& peer = *peers_.emplace_back(found ? std::move(found) : std::make_shared<Peer>());
     peer.rank = static_cast<int32_t>(peers_.size()) - 1;
-    // To be dialled again. Callbacks of its calls may be posted already, and still come.
+    // Drops the failed channel so that the peer is dialled again. Its posted callbacks may still run.
     if (!peer.failure.ok() && peer.channel) close_in_callback(loop(), std::move(peer.channel));
     peer.failure = {};
   }

@@ -44,7 +44,7 @@ class OutgoingConnections {
   Status set_windows(size_t peers);
   size_t chunk_bytes() const { return chunk_bytes_; }
 
-  // Returns the rank of a peer, which changes with the view. It expires when the peer is in the view no more.
+  // Returns the rank of a peer, updated when the view changes. Expires when the peer leaves the view.
   std::weak_ptr<const int32_t> follow(int32_t rank) const {
     return std::shared_ptr<const int32_t>(peers_[rank], &peers_[rank]->rank);
   }

@@ -131,7 +131,7 @@ void Peers::peer_gone(int32_t rank, const Status& error, const Status& network_e
   if (closed_) return;
   outgoing_.fail(rank, error);
   if (has_left(rank)) return operations_->on_last_answer(rank);  // no further answer can come
-  // Corruption is reported at once: no other worker knows a better reason.
+  // Reports corruption at once: only this worker knows the cause.
   if (error.code() == Code::kCorrupted) return session_.on_peer_failure(rank, error);
   if (is_leaving(rank)) return departures_.note_end_of_connection(rank);
   loop().schedule(loop().now() + options_.lease / 4,

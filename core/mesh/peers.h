@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "core/base/log.h"
@@ -131,8 +130,8 @@ class Peers final : public transport::ServerHandler {
   void on_early_chunk(transport::ServerChannel& channel, int32_t source, const transport::BulkHeader& header,
                       std::unique_ptr<transport::BulkReceipt> receipt);
   Status wrong_source(int32_t source, const transport::BulkHeader& header) const;
-  // Returns whether `rank` of `view` is the peer of this connection. A worker that joins has no rank in this
-  // view yet, whatever it says.
+  // Returns whether `rank` of `view` is the peer of this connection. A learner has no rank in this view; its
+  // claimed rank is ignored.
   bool is_peer_of(const IncomingConnections::Connection* connection, uint64_t view, int32_t rank) const {
     return opened_ && connection && connection->rank == rank && view == members_.view().view &&
            members_.is_peer(rank);

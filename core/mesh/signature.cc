@@ -9,7 +9,7 @@
 namespace dsgd {
 namespace {
 
-constexpr size_t kShownCounts = 32;  // a list longer than that is not read by anybody
+constexpr size_t kShownCounts = 32;  // longer lists are cut
 
 // All counts, or the first one that differs from the other side's.
 std::string counts_text(const std::vector<uint64_t>& counts, const std::vector<uint64_t>& other) {

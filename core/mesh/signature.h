@@ -1,6 +1,6 @@
 // The signature of an operation: everything that must be equal on all workers. The header of each chunk
-// carries it, with a digest in place of the counts; the full signature travels only after two headers were
-// found to differ.
+// carries it, with a digest in place of the counts; the full signature travels only after two headers
+// differ.
 #pragma once
 
 #include <cstddef>

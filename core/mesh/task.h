@@ -21,7 +21,7 @@ namespace dsgd {
 class Operations;
 
 enum class Kind : uint8_t {
-  // 1 is unused.
+  // 1 is reserved.
   kAllReduce = 2,
   kReduceScatter = 3,
   kAllGather = 4,
@@ -103,7 +103,7 @@ class Task {
   void send(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data,
             std::function<void(const Status&)> done);
   void send_small(int32_t index, const transport::BulkHeader& header, std::span<const std::byte> data);
-  // The peer broke the rules: its chunk lies outside what was agreed.
+  // Fails the operation: the peer sent a chunk outside the agreed layout.
   void protocol_error(int32_t index, const transport::BulkHeader& header, size_t nbytes);
 
   Operations& operations_;
