@@ -123,6 +123,7 @@ struct ViewReport {
   double learning_rate = 0;
   uint64_t loads = 0;            // loads of checkpoints that have ended, except by a change of the view
   Code load_result = Code::kOk;  // of the last of these
+  bool prepared = false;         // it can apply a change that others may have applied
   bool operator==(const ViewReport&) const = default;
 };
 

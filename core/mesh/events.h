@@ -30,7 +30,7 @@ class SessionEvents {
   // A peer's operation of this call timed out; the same operation has succeeded here.
   virtual void on_given_up(int32_t /*rank*/, uint64_t /*call*/, const Status& /*cause*/) {}
   // A peer that closes asks for an answer when `steps` steps are completed here.
-  virtual void on_completion_asked(uint64_t /*steps*/, transport::Responder respond) {
+  virtual void on_completion_asked(int32_t /*rank*/, uint64_t /*steps*/, transport::Responder respond) {
     respond(transport::Message(transport::Empty{}));
   }
   // A worker that joins asks for the next part of this worker's state.

@@ -328,7 +328,8 @@ void Peers::on_call(ServerChannel& channel, Message request, transport::Responde
         if (is_from_peer(question)) operations_->on_deadline_passed(question.operation);
       },
       [&](transport::HasCompleted& question) {
-        if (is_from_peer(question)) return session_.on_completion_asked(question.steps, std::move(respond));
+        if (is_from_peer(question))
+          return session_.on_completion_asked(question.rank, question.steps, std::move(respond));
         respond(Status(Code::kViewChanged, "the workers of the job have changed; ask again"));
       },
       [&](transport::FetchState& question) {

@@ -51,6 +51,13 @@ void CheckpointQueue::fail(const Status& why) {
   for (const Waiting& one : waiting) end(one.call, why);
 }
 
+void CheckpointQueue::change_view(const Status& why) {
+  if (!present_ || !present_->kept) return fail(why);
+  const SharedCall kept = std::exchange(present_, nullptr);
+  fail(why);
+  present_ = kept;
+}
+
 void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> work, Done then) {
   const auto once = std::make_shared<Done>(std::move(then));
   const Done finish = [this, once, call](const Status& status) {

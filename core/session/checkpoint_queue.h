@@ -39,6 +39,8 @@ class CheckpointQueue {
   // Ends the call with this status, unless it has ended, and begins the next one.
   void end(const SharedCall& call, const Status& status);
   void fail(const Status& why);  // ends all calls
+  // Ends all calls but a prepared one, which the reports of the new view decide.
+  void change_view(const Status& why);
 
   // Runs `work` on the files' thread and then `then` on the loop: with its result or a timeout. Drops `then`
   // if the call ends first.

@@ -46,6 +46,7 @@ class Checkpoints {
   // peer has left, and when a peer has begun an operation before this worker.
   void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
+  void change_view(const Status& why) { queue_.change_view(why); }
   void close() { queue_.close(); }                    // the last call on the loop
 
  private:
@@ -80,7 +81,8 @@ class Checkpoints {
   Status check_manifest(const checkpoint::Store::Found& found) const;
   Status make_targets(CheckpointCall* checkpoint);
   void read(const SharedCall& checkpoint);
-  void apply(const SharedCall& checkpoint);
+  // `applied`: called once the replicas have the new values.
+  void apply(const SharedCall& checkpoint, transport::Time deadline, const Done& applied);
   void restore_shards(const checkpoint::Manifest& manifest);
 
   struct MissedLoad {

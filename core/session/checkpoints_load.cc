@@ -268,7 +268,14 @@ Status Checkpoints::make_targets(CheckpointCall* checkpoint) {
 void Checkpoints::read(const SharedCall& checkpoint) {
   const auto ended = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
-    exchange_reports(checkpoint, [this, checkpoint](const Reports&) { apply(checkpoint); });
+    if (status.ok()) {
+      checkpoint->kept = state_.prepare(
+          {[this, checkpoint](const Done& applied) { apply(checkpoint, state_.calls.deadline(), applied); },
+           [this, checkpoint](const Status& why) { queue_.end(checkpoint, why); }});
+    }
+    exchange_reports(checkpoint, [this, checkpoint](const Reports&) {
+      apply(checkpoint, checkpoint->call->deadline, [](const Status&) {});
+    });
   };
   if (Status status = make_targets(checkpoint.get()); !status.ok()) return ended(status);
   // The memory stays until it is read, also after a timeout.
@@ -282,10 +289,10 @@ void Checkpoints::read(const SharedCall& checkpoint) {
 
 // A failure of a device fails the session now, since the other workers change their models.
 // A change of the view waits until all of it is in the replicas.
-void Checkpoints::apply(const SharedCall& checkpoint) {
+void Checkpoints::apply(const SharedCall& checkpoint, transport::Time deadline, const Done& applied) {
   state_.applying = true;
   state_.giver.drop_all(Status(StateGiver::kNotNow, "it loads a checkpoint"));
-  const auto ended = [this, checkpoint](const Status& status) {
+  const auto ended = [this, checkpoint, applied](const Status& status) {
     state_.applying = false;
     if (!status.ok()) {
       state_.fail(status, true);
@@ -308,9 +315,9 @@ void Checkpoints::apply(const SharedCall& checkpoint) {
                      counted(static_cast<size_t>(manifest.workers), "worker") + " under " +
                      printable(manifest.strategy));
     queue_.end(checkpoint, {});
-    state_.enter_view();  // one that has come meanwhile
+    applied({});
+    state_.change_applied();
   };
-  const transport::Time deadline = checkpoint->call->deadline;
   if (Status status = state_.spread_values(checkpoint->values); !status.ok()) return ended(status);
   OptimizerState& state = state_.step.optimizer_state().on_host();
   state.resize(state_.model.parameters.size());

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/describe.h"
+#include "core/base/stopped.h"
 
 namespace dsgd {
 
@@ -36,7 +37,10 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       last_values_(model) {
   state_.fail = [this](const Status& cause, bool tell_peers) { fail(cause, tell_peers); };
   state_.admit_call = [this] { return admit_call(); };
-  state_.enter_view = [this] { enter_view(); };
+  state_.change_applied = [this] {
+    last_step_.answer_questions(state_.next_step);
+    enter_view();
+  };
   if (state_.options.views_change)
     state_.step.on_worker_left([this](const Status& why) { await_verdict(why, why.rank(), why); });
 }
@@ -92,6 +96,7 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
     if (status.ok()) {
       ++state_.next_step;
       last_step_.answer_questions(state_.next_step);
+      if (state_.mesh && agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
       if (state_.mesh) state_.giver.step_ended(state_.mesh->members().view().members);
       last_step_call_ = state_.step.call();
       state_.last_result = result;
@@ -226,6 +231,7 @@ void Engine::end_waits(const Status& why) {
   waiter_.fail(why);
   start_.end(why);
   state_.calls.end_waiting(why);
+  if (const auto unused = std::exchange(state_.prepared, std::nullopt)) unused->end(why);
   checkpoints_.fail(why);
   objects_.fail(why);
   state_.giver.drop_all(why);
@@ -302,10 +308,14 @@ void Engine::await_verdict(const Status& error, int32_t peer, const Status& netw
 
 // Fails the session when the verdict is due and has not come. That time becomes later while the head is lost.
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
-  state_.loop.schedule(verdict_due_(reported), [this, error, peer, silent, reported, view = view(),
-                                                alive = std::weak_ptr(state_.alive)] {
+  const transport::Time due = verdict_due_(reported);
+  state_.loop.schedule(due, [this, error, peer, silent, reported, due, view = view(),
+                             alive = std::weak_ptr(state_.alive)] {
     if (alive.expired() || !state_.failure.ok() || view != this->view()) return;
-    if (verdict_due_(reported) > state_.loop.now())
+    const transport::Time now = state_.loop.now();
+    if (was_stopped(due, now, state_.options.step.lease))  // the head may have been stopped, too
+      return fail_without_verdict(error, peer, silent, now);
+    if (verdict_due_(reported) > now)
       return fail_without_verdict(error, peer, silent, reported);
     // A head that was started again does not know of a cut that is over.
     if (silent && !state_.mesh->is_silent(peer)) return;

@@ -176,6 +176,10 @@ class Engine final : public SessionEvents {
   // fails meanwhile, or others give that step up, and with kEvicted if this worker was evicted before.
   void await_last_step(transport::Time deadline, std::function<void(const Status&)> then);
   void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
+  // Whether await_last_step() has ended for all steps of this worker. A step in flight may end after it.
+  bool has_awaited_last_step() const {
+    return !has_last_step() || last_step_.has_awaited(state_.next_step);
+  }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
   uint64_t close(const Status& cause);
@@ -195,7 +199,7 @@ class Engine final : public SessionEvents {
   void on_peer_departed(int32_t rank) override;
   void on_goodbye(int32_t rank, uint64_t steps, std::vector<uint64_t> digests) override;
   void on_given_up(int32_t rank, uint64_t call, const Status& cause) override;
-  void on_completion_asked(uint64_t steps, transport::Responder respond) override;
+  void on_completion_asked(int32_t rank, uint64_t steps, transport::Responder respond) override;
   void on_state_asked(const std::string& worker_id, const transport::FetchState& question,
                       transport::Responder respond) override;
   void on_learner_gone(const std::string& worker_id) override { state_.giver.forget(worker_id); }
@@ -231,6 +235,8 @@ class Engine final : public SessionEvents {
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   void report();
+  void send_report(const std::shared_ptr<Call>& call);
+  void apply_prepared(const std::shared_ptr<Call>& call, uint64_t version);
   void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
   void on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded);
   void report_samples(transport::ViewReport* mine) const;
@@ -242,6 +248,7 @@ class Engine final : public SessionEvents {
   void end_recovery();
   bool has_host_calls() const;
   void resume_step();
+  bool has_last_step() const;  // that others could repeat
 
   // The workers for which await_last_step() waits, and those for which the call of this number waits, in
   // which the workers of a view agree on its state.

@@ -128,6 +128,17 @@ EngineState::Done EngineState::begin_change(Done done) {
   };
 }
 
+bool EngineState::prepare(PreparedChange change) {
+  if (!options.views_change || !mesh || prepared) return false;
+  prepared = std::move(change);
+  return true;
+}
+
+bool EngineState::leaves_to_reports(bool kept) {
+  if (kept && !entering) prepared.reset();
+  return kept && entering;
+}
+
 void EngineState::refuse_next_call(uint32_t channel, const std::string& name, const Status& why) {
   if (!mesh || !failure.ok()) return;
   Done end = [](const Status&) {};

@@ -29,6 +29,15 @@ namespace dsgd {
 // Values on the host, by parameter: replica 0's own buffers, or copies where a replica is on another device.
 using HostValues = std::vector<std::shared_ptr<void>>;
 
+// A change of the strategy, or a load of a checkpoint, in the second phase of a two-phase commit: this worker
+// has told the others that it can apply the change, and does not know yet whether all of them can. If the
+// view changes now, some may have applied it. The reports of the new view decide (ViewDecision).
+struct PreparedChange {
+  using Done = std::function<void(const Status&)>;
+  std::function<void(Done)> apply;  // ends the host's call, then calls its argument
+  Done end;                         // ends the host's call without the change
+};
+
 struct EngineState {
   using Done = std::function<void(const Status&)>;
 
@@ -42,12 +51,11 @@ struct EngineState {
   RefusalLog events;            // what may repeat with every step
   Mesh* mesh = nullptr;         // null: one worker
   ShardList* shards = nullptr;  // of the host's data; null: nothing reads samples
-  // Functions of the engine, which its constructor sets: Engine::fail(), Engine::admit_call() and
-  // Engine::enter_view(). A part calls enter_view() when it has reset `applying`: a view may have come
-  // meanwhile.
+  // Functions of the engine, which its constructor sets: Engine::fail() and Engine::admit_call(). A part calls
+  // change_applied() when it has reset `applying`: a view, or a worker's question, may have come meanwhile.
   std::function<void(const Status&, bool tell_peers)> fail;
   std::function<Status()> admit_call;
-  std::function<void()> enter_view;
+  std::function<void()> change_applied;
 
   Step step;
   StallWatch stalls;
@@ -65,6 +73,7 @@ struct EngineState {
   uint64_t next_step = 0;
   uint64_t strategy_version = 0;      // number of changes of the strategy and of loaded checkpoints
   int changes = 0;                    // of these, in progress: begin_change()
+  std::optional<PreparedChange> prepared;
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
   uint32_t total_replicas = 1;        // of all workers
   StepResult last_result;             // of the last step that succeeded
@@ -99,6 +108,11 @@ struct EngineState {
   Status apply_plan(Plan plan);
   // A load of a checkpoint or a change of the strategy is in progress until the returned function is called.
   Done begin_change(Done done);
+  // Keeps `change` for a change of the view. False: views do not change, or another change is prepared.
+  bool prepare(PreparedChange change);
+  // Returns whether a change that prepare() has kept, or not (`kept`), is left to the reports of a new view.
+  // Else its worker knows the result now, and it is no longer kept.
+  bool leaves_to_reports(bool kept);
   // This worker rejects the channel's next call, which all workers make together.
   void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
 

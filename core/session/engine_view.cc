@@ -2,7 +2,9 @@
 //
 //   enter_view     ends all work of the earlier view; the step in flight keeps its marks
 //   report         sends the number of completed steps to all others, after that work has ended
-//   decide         decides from all reports, alike on all workers (view_decision.h)
+//   decide         decides from all reports, alike on all workers (view_decision.h). If some workers have
+//                  made a change of the strategy, or a load, and others have only prepared it, these make it
+//                  now, and all report again
 //   deal_samples   deals out the samples of lost workers
 //   copy           a worker that is one step behind copies the state of a worker that is not
 //                  (state_copier.h). A learner fetches the state that it lacks from several workers
@@ -97,12 +99,12 @@ void Engine::enter_view() {
   if (fetcher_) fetcher_->stop_fetching_rest();
   state_.giver.change_view(state_.mesh->members().view().members, next.view.members);
   last_step_.forget_answers();
-  const bool fails_calls = !std::exchange(state_.recovering, true) && has_host_calls();
+  const bool fails_calls = !std::exchange(state_.recovering, true) && has_host_calls() && !state_.prepared;
   agreed_ = false;
   state_.calls.stop(why);
   state_.mesh->change_view(next.view, why);
   state_.calls.end_waiting(why);
-  checkpoints_.fail(why);
+  checkpoints_.change_view(why);
   objects_.change_view(why);
   last_step_.refuse_questions(why);
   if (state_.failure.ok()) state_.calls.go_on();
@@ -133,6 +135,13 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
 }
 
 void Engine::report() {
+  // Uses a call number above all host calls, different in each view.
+  const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
+  agreement_watch_ = state_.stalls.begin([this, number = call->number] { return agreement_report(number); });
+  send_report(call);
+}
+
+void Engine::send_report(const std::shared_ptr<Call>& call) {
   ViewReport mine;
   // Others may have released state that this worker holds, so a learner with all state counts as a holder.
   mine.learner = state_.learner && !state_.started;
@@ -155,9 +164,7 @@ void Engine::report() {
   mine.calls = state_.calls.next_indexes();
   checkpoints_.report(&mine);
   report_samples(&mine);
-  // Uses a call number above all host calls, different in each view.
-  const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
-  agreement_watch_ = state_.stalls.begin([this, number = call->number] { return agreement_report(number); });
+  mine.prepared = state_.prepared.has_value();
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
                         transport::encode(mine), "the change to view " + std::to_string(view()),
                         state_.in_view([this, call](const Status& status, const Calls::Parts& all) {
@@ -183,6 +190,11 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   const auto decided = decide(reports.value(), state_.mesh->members(), state_.view_cause);
   if (!decided.ok()) return fail(decided.status(), true);
   const ViewDecision& decision = decided.value();
+  if (decision.apply_version > 0) return apply_prepared(call, decision.apply_version);
+  if (const auto unused = std::exchange(state_.prepared, std::nullopt)) {
+    reported_view_ = view();
+    unused->end(view_changed(state_.mesh->members().view()));
+  }
   const ViewReport& source = reports.value()[static_cast<size_t>(decision.source)];
   checkpoints_.take_reports(reports.value());
   state_.total_replicas = decision.replicas;
@@ -207,6 +219,16 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
     start_again(all);
   };
   state_.staged_work.when_done(call->deadline, state_.in_view(again));
+}
+
+// A change of the strategy, or a load, was applied by some workers when the view changed. A worker applies
+// only what all have prepared, so the others apply it now. Then all report again.
+void Engine::apply_prepared(const std::shared_ptr<Call>& call, uint64_t version) {
+  if (!state_.prepared || state_.strategy_version == version) return send_report(call);
+  state_.log->info("this worker applies the change that it has prepared, since others have applied it");
+  const auto prepared = std::exchange(state_.prepared, std::nullopt);
+  prepared->apply(state_.in_view(
+      [this, call](const Status& status) { status.ok() ? send_report(call) : fail(status, true); }));
 }
 
 // Copies the state to the workers of the view that lack it, moves the optimizer's state to its owners, and
@@ -291,22 +313,25 @@ void Engine::resume(const std::vector<uint64_t>& calls) {
 
 // ---- the last step
 
+bool Engine::has_last_step() const {
+  return state_.mesh && state_.options.views_change && state_.started && state_.next_step > 0 &&
+         state_.failure.ok() && state_.torn.ok();
+}
+
 void Engine::await_last_step(transport::Time deadline, std::function<void(const Status&)> then) {
   if (state_.failure.code() == Code::kEvicted) return then(state_.failure);
-  if (!state_.mesh || !state_.options.views_change || !state_.started || state_.next_step == 0 ||
-      !state_.failure.ok() || !state_.torn.ok())
-    return then({});
+  if (!has_last_step()) return then({});
   const uint64_t watch = state_.stalls.begin([this] { return last_step_report(); });
-  last_step_.await(deadline, [this, watch, then = std::move(then)] {
+  last_step_.await(state_.next_step, deadline, [this, watch, then = std::move(then)] {
     state_.stalls.end(watch);
     then(state_.failure.ok() ? state_.torn : state_.failure);
   });
   if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
 }
 
-void Engine::on_completion_asked(uint64_t steps, transport::Responder respond) {
+void Engine::on_completion_asked(int32_t rank, uint64_t steps, transport::Responder respond) {
   if (!state_.failure.ok()) return respond(state_.failure);
-  last_step_.on_asked(steps, std::move(respond));
+  last_step_.on_asked(rank, steps, std::move(respond));
   last_step_.answer_questions(state_.next_step);
 }
 

@@ -6,8 +6,8 @@ namespace dsgd {
 
 // The wait takes about a round trip. If one of the others is lost meanwhile, it takes until the head knows of
 // the loss and those that are left have agreed on where they stand and have the step.
-void LastStep::await(transport::Time deadline, std::function<void()> then) {
-  awaited_ = Awaited{.deadline = deadline, .then = std::move(then)};
+void LastStep::await(uint64_t steps, transport::Time deadline, std::function<void()> then) {
+  awaited_ = Awaited{.steps = steps, .deadline = deadline, .then = std::move(then)};
   limit_wait();
 }
 
@@ -38,6 +38,7 @@ void LastStep::limit_wait() {
 
 void LastStep::ask(Peers& peers, uint64_t steps) {
   if (!awaited_) return;
+  awaited_->steps = steps;
   awaited_->asked_at = loop_.now();
   limit_wait();
   if (!awaited_) return;  // the time is over
@@ -76,22 +77,28 @@ void LastStep::forget_answers() {
 void LastStep::end_wait() {
   if (!awaited_) return;
   loop_.cancel(awaited_->timer);
+  awaited_steps_ = awaited_->steps;
   std::exchange(awaited_, std::nullopt)->then();
 }
 
+void LastStep::on_asked(int32_t rank, uint64_t steps, transport::Responder respond) {
+  const Question earlier = std::exchange(questions_[rank], {steps, std::move(respond)});
+  if (earlier.respond) earlier.respond(Status(Code::kState, "the same worker has asked again"));
+}
+
 void LastStep::answer_questions(uint64_t completed) {
-  auto questions = std::exchange(questions_, {});
-  for (auto& [steps, respond] : questions) {
-    if (steps <= completed) {
-      respond(transport::Message(transport::Empty{}));
-    } else {
-      questions_.emplace_back(steps, std::move(respond));
-    }
-  }
+  std::vector<transport::Responder> answered;
+  std::erase_if(questions_, [&](auto& entry) {
+    auto& [rank, question] = entry;
+    if (question.steps > completed) return false;
+    answered.push_back(std::move(question.respond));
+    return true;
+  });
+  for (const auto& respond : answered) respond(transport::Message(transport::Empty{}));
 }
 
 void LastStep::refuse_questions(const Status& why) {
-  for (auto& [steps, respond] : std::exchange(questions_, {})) respond(why);
+  for (auto& [rank, question] : std::exchange(questions_, {})) question.respond(why);
 }
 
 }  // namespace dsgd

@@ -291,9 +291,8 @@ Status Session::close(std::chrono::milliseconds timeout) {
   }
   std::lock_guard closing(impl.close_mutex);
   if (impl.life == Impl::Life::kClosed) return impl.closing_error;
-  const transport::Time deadline = impl.close_until;
-  impl.leave_unmarked_step();
-  impl.leave(deadline, timeout.count() != 0);
+  impl.leave_unmarked_step(timeout.count() != 0);
+  impl.leave(timeout.count() != 0);
   Status diverged;
   transport::run_and_wait(impl.loop(), [&] { diverged = impl.engine().divergence(); });
   if (!diverged.ok()) {
@@ -318,37 +317,37 @@ Status Session::close(std::chrono::milliseconds timeout) {
   return impl.closing_error;
 }
 
-void Session::Impl::leave(transport::Time deadline, bool may_wait) {
+// Another close() may bring the deadline forward at any time.
+void Session::Impl::leave(bool may_wait) {
   transport::run_and_wait(loop(), [this] { end_join(closed_status()); });
   if (membership == Membership::kFailed) {  // at most an abort is left, which the head has to pass on
     auto left = std::make_shared<std::atomic<bool>>(false);
     const transport::Time until = loop().now() + kLeaving;
-    leave_job(left);
+    leave_job(left, false);
     loop().wait(*left, until);
     return;
   }
-  wait_until_idle(deadline);
-  transport::Time idle_from = std::min(idle_since.load(), loop().now());
-  if (may_wait) {
-    const transport::Time begun = loop().now();
-    closing_error = await_last_step(std::max(deadline, begun + kLeaving));
-    idle_from += loop().now() - begun;  // this wait must not shorten the time for leaving
-  }
-  // The head answers at once. A head in this worker answers when the others know that this worker leaves.
-  const transport::Time now = loop().now();
-  transport::Time leave_until =
-      std::min(std::max(deadline, now + kLeaving), idle_from + Member::host_patience(worker->lease()));
-  // After a failure the workers have nothing to agree on; only a head in this process must still tell the
-  // others.
-  if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
+  wait_until_idle();
+  transport::Time idle_from = std::min(idle_since.load(), loop().now()), leave_until;
   auto left = std::make_shared<std::atomic<bool>>(false);
-  if (may_wait) {
-    // A pass over values in host memory takes its time; half of the limit stays for leaving.
-    const transport::Duration half = (leave_until - now) / 2;
-    compare_last_values(now + half);
-    leave_until = std::max(leave_until, loop().now() + half);
-  }
-  leave_job(left);
+  do {
+    const transport::Time begun = loop().now();
+    if (may_wait) await_last_step();
+    const transport::Time now = loop().now();
+    idle_from += now - begun;  // this wait must not shorten the time for leaving
+    // The head answers at once. A head in this worker answers when the others know that this worker leaves.
+    leave_until = std::min(std::max(close_until.load(), now + kLeaving),
+                           idle_from + Member::host_patience(worker->lease()));
+    // After a failure the workers have nothing to agree on; only a head in this process must still tell the
+    // others.
+    if (has_failed() && !worker->hosts_head()) leave_until = std::min(leave_until, now + kLeavingFailed);
+    if (may_wait) {
+      // A pass over values in host memory takes its time; half of the limit stays for leaving.
+      const transport::Duration half = (leave_until - now) / 2;
+      compare_last_values(now + half);
+      leave_until = std::max(leave_until, loop().now() + half);
+    }
+  } while (!leave_job(left, may_wait));
   loop().wait(*left, leave_until);
   // A GPU may still copy pieces of collectives that have failed.
   auto copied = std::make_shared<std::atomic<bool>>(false);
@@ -361,7 +360,8 @@ void Session::Impl::leave(transport::Time deadline, bool may_wait) {
 // peers' operations need it: messages may wait for a connection, and chunks for their turn. A peer that does
 // not answer delays this and the leaving for one lease together. After a failure of the session no peer needs
 // a message: the head tells them all.
-void Session::Impl::wait_until_idle(transport::Time deadline) {
+void Session::Impl::wait_until_idle() {
+  const transport::Time deadline = close_until;
   const transport::Time latest =
       deadline == transport::kNever ? deadline : std::max(deadline, loop().now() + kLeaving) + kSlack;
   loop().run([this] { poll_idle(); }, idle, latest);
@@ -385,12 +385,13 @@ void Session::Impl::poll_idle() {
   }
 }
 
-Status Session::Impl::await_last_step(transport::Time until) {
+void Session::Impl::await_last_step() {
   struct Wait {
     std::atomic<bool> done{false};
     Status status;
   };
   auto wait = std::make_shared<Wait>();
+  const transport::Time until = std::max(close_until.load(), loop().now() + kLeaving);
   const bool ended = loop().run(
       [this, until, wait] {
         engine().await_last_step(until, [wait](const Status& status) {
@@ -399,7 +400,7 @@ Status Session::Impl::await_last_step(transport::Time until) {
         });
       },
       wait->done, until == transport::kNever ? until : until + kSlack);
-  return ended ? wait->status : Status();
+  if (ended && closing_error.ok()) closing_error = wait->status;
 }
 
 void Session::Impl::compare_last_values(transport::Time until) {
@@ -414,11 +415,15 @@ bool Session::Impl::has_failed() {
   return !failure.ok();
 }
 
-void Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left) {
+bool Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left, bool if_awaited) {
+  bool leaves = false;
   transport::run_and_wait(loop(), [&] {
+    leaves = !if_awaited || engine().has_awaited_last_step();
+    if (!leaves) return;
     const Status cause = engine().failure();  // before leave() closes the engine
     worker->leave(cause, [left] { *left = true; });
   });
+  return leaves;
 }
 
 Status Session::abort(const std::string& reason) {

@@ -191,14 +191,15 @@ struct Session::Impl {
   Status joined();             // kState while the session is joining; why it has not joined
   Status check_not_on_loop();  // kState on the session's own loop, which would wait for itself
   // `may_wait`: for the last step to be final, and for the comparison of values.
-  void leave(transport::Time deadline, bool may_wait);
+  void leave(bool may_wait);
   bool has_failed();
-  void wait_until_idle(transport::Time deadline);
+  void wait_until_idle();
   void poll_idle();                                 // on the loop
-  Status await_last_step(transport::Time until);    // as Engine::await_last_step()
+  void await_last_step();                           // as Engine::await_last_step(); sets closing_error
   void compare_last_values(transport::Time until);  // a GPU has until then to give them
-  // Leaves the job, on the loop. `left` is set when the head has answered.
-  void leave_job(const std::shared_ptr<std::atomic<bool>>& left);
+  // Leaves the job, on the loop. `left` is set when the head has answered. With `if_awaited`, returns false
+  // and does not leave if a step has ended since await_last_step().
+  bool leave_job(const std::shared_ptr<std::atomic<bool>>& left, bool if_awaited);
   void post_async(const std::shared_ptr<Operation>& operation, transport::Task task);
   void end_async(const std::shared_ptr<Operation>& operation, const Status& status);
   // The caller holds queue_mutex.
@@ -253,7 +254,8 @@ struct Session::Impl {
   Status no_step_error() const;  // why no gradient can be marked while no step is in flight
 
   GradientMarks& marks() { return engine().marks(); }
-  void leave_unmarked_step();
+  bool in_unmarked_step();  // the caller holds step_mutex
+  void leave_unmarked_step(bool may_wait);
   Result<std::vector<double>> split_weight(double weight);
   std::string next_step_name();
   // Begins a step. `blocking`: marks all gradients, and returns when the step has ended.

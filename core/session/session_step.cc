@@ -135,12 +135,19 @@ Status Session::Impl::record_streams(const std::vector<uint32_t>& buckets) {
 }
 
 // The session is closing, so nothing can be marked any more: the step fails on all workers.
-void Session::Impl::leave_unmarked_step() {
-  std::lock_guard lock(step_mutex);
-  if (!in_step()) return;
-  const UnmarkedGradients unmarked = marks().unmarked();
-  if (unmarked.empty()) return;
-  loop().post([this, unmarked] { engine().leave_step(unmarked); });
+bool Session::Impl::in_unmarked_step() { return in_step() && !marks().unmarked().empty(); }
+
+// The wait for the last step comes first: a step that is left tears the session.
+void Session::Impl::leave_unmarked_step(bool may_wait) {
+  std::unique_lock lock(step_mutex);
+  if (!in_unmarked_step()) return;
+  if (may_wait) {
+    lock.unlock();
+    await_last_step();
+    lock.lock();
+    if (!in_unmarked_step()) return;
+  }
+  loop().post([this, unmarked = marks().unmarked()] { engine().leave_step(unmarked); });
 }
 
 Status Session::Impl::no_step_error() const {

@@ -260,7 +260,7 @@ void StateCopier::end_start(const ViewReport& report) {
   if (state_.shards) state_.shards->commit_copied();
   state_.log->info("started in view " + std::to_string(state_.view()) + " with the state after " +
                    counted(report.steps, "step"));
-  state_.enter_view();  // one that has come meanwhile
+  state_.change_applied();
 }
 
 }  // namespace dsgd

@@ -31,6 +31,10 @@ void StatePlacement::note_held() {
     held_ = held_under(plan.value());
 }
 
+void StatePlacement::note_all_held() {
+  if (!held_.empty()) held_.assign(held_.size(), 0xff);
+}
+
 void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<HeldRanges>& held,
                            std::function<void()> then) {
   if (!state_.step.updates_at_owner()) return then();

@@ -30,7 +30,8 @@ class StatePlacement {
   explicit StatePlacement(EngineState& state) : state_(state) {}
   // Key ranges of which this worker has the state; empty unless owners keep it and views change.
   const HeldRanges& held() const { return held_; }
-  void note_held();  // this worker has the state of the ranges that the plan gives it
+  void note_held();      // this worker has the state of the ranges that the plan gives it
+  void note_all_held();  // or of all ranges
   // `call`: of the change of the view, which fails the session if it cannot end. `held`: by rank.
   void place(const std::shared_ptr<Call>& call, const std::vector<HeldRanges>& held,
              std::function<void()> then);

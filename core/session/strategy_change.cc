@@ -52,9 +52,15 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!state_.mesh)
     return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
+  const PreparedChange change = {
+      [this, strategy, done](const Done& applied) { apply_in_view(strategy, done, applied); }, done};
+  // State that has to move is not here yet.
+  const bool kept = unusable.ok() && !state_.step.updates_at_owner() && state_.prepare(change);
   state_.calls.exchange(
       call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
-      "dsgd_strategy_set", [this, call, plan, unusable, done](const Status& status, const Calls::Parts& all) {
+      "dsgd_strategy_set",
+      [this, call, plan, unusable, done, change, kept](const Status& status, const Calls::Parts& all) {
+        if (state_.leaves_to_reports(kept)) return;
         if (!status.ok()) return done(status);
         for (size_t rank = 1; rank < all.size(); ++rank) {
           if (all[rank] == all[0]) continue;
@@ -66,10 +72,37 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
                           .with_operation("dsgd_strategy_set"));
         }
         if (!unusable.ok()) return done(unusable);
-        move_state(call, [this, call, plan, done](const Status& moved) {
-          moved.ok() ? replace_plan(call->deadline, plan, done) : done(moved);
+        move_state(call, [this, call, plan, done, change](const Status& moved) {
+          if (!moved.ok()) return done(moved);
+          agree_on_moved_state(call, change, [this, call, plan, done](const Status& agreed) {
+            agreed.ok() ? replace_plan(call->deadline, plan, done) : done(agreed);
+          });
         });
       });
+}
+
+// Where views change, no worker gives up its state before all have got theirs.
+void StrategyChange::agree_on_moved_state(const std::shared_ptr<Call>& call, const PreparedChange& change,
+                                          Done agreed) {
+  if (!state_.options.views_change || !state_.step.updates_at_owner()) return agreed({});
+  const bool kept = state_.prepare(change);
+  state_.calls.exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 1), {},
+                        "dsgd_strategy_set",
+                        [this, agreed = std::move(agreed), kept](const Status& status, const Calls::Parts&) {
+                          if (!state_.leaves_to_reports(kept)) agreed(status);
+                        });
+}
+
+// Another worker has made the change in the earlier view.
+void StrategyChange::apply_in_view(const StrategySpec& strategy, const Done& done, const Done& applied) {
+  auto planned = state_.plan_of(strategy);
+  const auto end = [this, done, applied](const Status& status) {
+    placement_.note_all_held();  // no step has been made since
+    done(status);
+    applied(status);
+  };
+  if (!planned.ok()) return end(planned.status());
+  replace_plan(state_.calls.deadline(), std::make_shared<const Plan>(std::move(planned).value()), end);
 }
 
 // A change of the view waits until the new plan holds.
@@ -80,7 +113,7 @@ void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<cons
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {
     state_.applying = false;
     replaced(status);
-    state_.enter_view();  // one that has come meanwhile
+    state_.change_applied();
   };
   state_.step.optimizer_state().fetch_to_host(deadline, [this, deadline, plan, done](const Status& fetched) {
     if (!fetched.ok()) return done(fetched);

@@ -33,6 +33,17 @@ Result<ViewDecision> decide(const std::vector<ViewReport>& reports, const Member
     return Status(Code::kWorkerLost, cause.message() + "; " + consequence + "; start the job again")
         .with_rank(cause.rank(), cause.host());
   };
+  uint64_t version = 0;
+  for (const ViewReport& report : reports)
+    if (!report.learner) version = std::max(version, report.strategy_version);
+  const auto only_prepared = [version](const ViewReport& report) {
+    return !report.learner && report.prepared && report.strategy_version + 1 == version;
+  };
+  if (std::any_of(reports.begin(), reports.end(), only_prepared)) {
+    ViewDecision decision;
+    decision.apply_version = version;
+    return decision;
+  }
   const auto behind = [](const ViewReport& a, const ViewReport& b) {
     return std::pair(!a.learner, a.steps) < std::pair(!b.learner, b.steps);
   };

@@ -247,6 +247,7 @@ std::vector<std::byte> encode(const ViewReport& report) {
     to.setLearningRate(report.learning_rate);
     to.setLoads(report.loads);
     to.setLoadResult(static_cast<int32_t>(report.load_result));
+    to.setPrepared(report.prepared);
   });
 }
 
@@ -271,6 +272,7 @@ Result<ViewReport> decode_view_report(std::span<const std::byte> bytes) {
     to->outcome.nonfinite_parameter = from.getNonfiniteParameter();
     check.numbers(from.getCalls(), &to->calls, kMaxChannels, "list of calls");
     to->learner = from.getLearner();
+    to->prepared = from.getPrepared();
     to->signature = from.getSignature();
     to->signature_length = from.getSignatureLength();
     to->samples.assign(from.getSamples().begin(), from.getSamples().end());

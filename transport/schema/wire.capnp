@@ -458,6 +458,7 @@ struct ViewReport {
   learningRate @23 :Float64;
   loads @24 :UInt64;
   loadResult @25 :Int32;  # as in Status
+  prepared @26 :Bool;
 }
 
 struct SamplePart {

@@ -108,6 +108,18 @@ TEST(ViewDecision, FailsIfOnlyLearnersAreLeft) {
             "rank 3 was lost; no worker that is left holds the values; start the job again");
 }
 
+// A load may have moved the steps of the workers that have applied it.
+TEST(ViewDecision, WorkersApplyTheChangeThatTheyHavePreparedAndOthersHaveApplied) {
+  ViewReport changed = report_after(2), prepared = report_after(5);
+  changed.strategy_version = 4;
+  prepared.strategy_version = 3;
+  prepared.prepared = true;
+  EXPECT_EQ(decided({changed, prepared, changed, learner()}).apply_version, 4u);
+  changed.strategy_version = 3;
+  changed.steps = 5;
+  EXPECT_EQ(decided({changed, prepared}).apply_version, 0u) << "no worker has applied it";
+}
+
 TEST(ViewDecision, FailsIfAWorkerHasNotEndedAChangeOfThePlan) {
   ViewReport changed = report_after(5);
   changed.strategy_version = 1;
