@@ -114,34 +114,45 @@
  *              ADDRESS_IN_USE come from joining, dsgd_head_start, dsgd_job_status and dsgd_job_scale alone.
  *   Losses     If the key `min_workers` is less than num_workers, the job goes on after a loss, in a new
  *              view, while at least min_workers are left. If fewer are left and the key `rejoin_timeout` is
- *              set, steps wait for others to join, at most for this time; min_workers may then be
- *              num_workers. On the workers that are left, a step in flight still ends with DSGD_OK: its
- *              result has the new `view` and `size`. It has used the gradients of all workers of the earlier
- *              view, or of exactly those that are left, and all of them hold the same values. Each view
- *              numbers its ranks from 0 again, in the earlier order. Other collectives and object calls that
- *              are in flight fail with DSGD_ERR_VIEW_CHANGED. Later ones fail with it, too, until the workers
- *              of the new view have agreed on its state. The first call after that fails, too, unless the
- *              result of a step, or a call that was in flight, has shown the new view to this worker. A call
- *              that fails here may have succeeded on other workers. So use a channel other than 0 for
- *              collectives between steps. When a call has failed, go on with the next step, and make no other
- *              collective before it: a worker that has joined makes none. Repeat a call only if all workers
- *              repeat it. A step has its full timeout again in each view; before that the workers agree on
- *              the state of the view, within `step_timeout`. A lost worker that still runs fails with
- *              DSGD_ERR_EVICTED, and can only join another job. A session that is torn (see dsgd_step)
- *              does not outlive a change of the view before it has loaded a checkpoint. Data shards deal the
- *              samples that a lost worker has not used to the others. If the key `straggler_timeout` is set,
- *              the head evicts a worker for which all others have waited for this time, and which itself
- *              waits for none. Its program hangs, or one of its threads is stopped, while its heartbeat goes
- *              on. The head evicts no worker if workers wait for each other, if fewer than min_workers would
- *              be left, or if the worker hosts the head. `stall_warning` only warns; `step_timeout` fails the
- *              step on all workers, so straggler_timeout must be less, by a few heartbeat intervals.
+ *              set, steps wait for others to join, at most for this time. min_workers may then be
+ *              num_workers.
+ *                View            Each view numbers its ranks from 0 again, in the earlier order.
+ *                Step in flight  On the workers that are left, a step in flight still ends with DSGD_OK. Its
+ *                                result has the new `view` and `size`. It has used the gradients of all
+ *                                workers of the earlier view, or of exactly those that are left. All of them
+ *                                hold the same values. First the workers agree on the state of the new view,
+ *                                within `step_timeout`. Then the step has its full timeout again.
+ *                Other calls     Other collectives and object calls in flight fail with
+ *                                DSGD_ERR_VIEW_CHANGED. Later ones also fail with it until the workers of the
+ *                                new view have agreed on its state. The first call after that fails, too,
+ *                                unless the result of a step, or a call that was in flight, has shown the new
+ *                                view to this worker. A call that fails here may have succeeded on other
+ *                                workers. So use a channel other than 0 for collectives between steps. After
+ *                                a failed call go on with the next step, and make no other collective before
+ *                                it: a worker that has joined makes none. Repeat a call only if all workers
+ *                                repeat it.
+ *                Evicted worker  A lost worker that still runs fails with DSGD_ERR_EVICTED. It can only join
+ *                                another job.
+ *                Torn session    A session that is torn (see dsgd_step) fails at a change of the view, unless
+ *                                it has loaded a checkpoint before.
+ *                Data shards     They deal the samples that a lost worker has not used to the others.
+ *                Stragglers      If the key `straggler_timeout` is set, the head evicts a worker for which
+ *                                all others have waited for this time, and which itself waits for none. Such
+ *                                a worker still sends heartbeats, but its program hangs, or one of its
+ *                                threads is stopped. The head evicts no worker if workers wait for each
+ *                                other, if fewer than min_workers would be left, or if the worker hosts the
+ *                                head.
+ *                                `stall_warning` only warns. `step_timeout` fails the step on all workers, so
+ *                                straggler_timeout must be less, by a few heartbeat intervals.
+ *              Requirements:
+ *                - Start the head with `dsgd head`. The loss of a worker that hosts the head ends the job.
+ *                  With the key `head_state` the head may be lost, too: see dsgd_head_start.
+ *                - Use allreduce, simple, or ps with copies=2 or more: they keep the strategy's state on more
+ *                  than one worker. ps needs no copies if the optimizer has no state (sgd without momentum,
+ *                  and no parameter of a half type).
+ *                - Do not use the optimizer "none".
  *              Limits:
- *                - The loss of a worker that hosts the head ends the job; start the head with `dsgd head`.
- *                  With the key `head_state` that head may be lost, too: see dsgd_head_start.
- *                - The strategy keeps its state on more than one worker: allreduce, simple, or ps with
- *                  copies=2 or more. If the optimizer has no state (sgd without momentum, and no
- *                  parameter of a half type), ps needs no copies. NCCL is not used.
- *                - The optimizer is not "none".
+ *                - NCCL is not used.
  *                - A loss or a join during dsgd_strategy_set or dsgd_checkpoint_load ends the job if the
  *                  call has succeeded on some workers only.
  *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
@@ -163,8 +174,8 @@
  *              workers go on in a new view, with this one as the last rank. It fetches the rest, while the
  *              steps of the others wait: mostly the sums of the last step, but all of a part if its worker
  *              was lost meanwhile, the new worker was too slow, or the host has changed values of trained
- *              parameters. It takes part from the next step on, whose index dsgd_session_info_read gives as
- *              `steps`. The others learn of the new view as after a loss.
+ *              parameters. It takes part from the next step on: `steps` of dsgd_session_info_read is the
+ *              index of its first step. The other workers get the new view as after a loss.
  *              Limits, besides those of losses:
  *                - Its strategy is the one that the others have at that moment. It takes over their learning
  *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.
@@ -482,13 +493,15 @@ DSGD_API void dsgd_session_free(dsgd_session *session);
  * Blocks: as dsgd_close with timeout_ms -1. */
 DSGD_API int32_t dsgd_finalize(dsgd_session *session);
 
-/* Ends all operations here, joining included, with DSGD_ERR_ABORTED, and tells every other worker the same,
- * with this worker's rank and `reason` (may be NULL); a worker that has joined a running job, and has not
- * started, ends no other. The session has failed then. Every call on a failed
- * session returns that failure: its code, rank and message. Exceptions are the calls that end it or only read
- * local state: dsgd_close, dsgd_abort, dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank,
- * dsgd_local_size, dsgd_view, dsgd_session_info_read, dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest,
- * dsgd_memory_get, dsgd_export_dlpack, dsgd_shard_new, dsgd_log_*, dsgd_queue_* and dsgd_op_*. */
+/* Ends all operations of this session with DSGD_ERR_ABORTED, joining included. Every other worker fails with
+ * the same code, this worker's rank and `reason` (may be NULL). Exception: a worker that joins a running job
+ * and has not started aborts only itself.
+ *
+ * The session has failed then. Every call on a failed session returns that failure: its code, rank and
+ * message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
+ * dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank, dsgd_local_size, dsgd_view,
+ * dsgd_session_info_read, dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest, dsgd_memory_get,
+ * dsgd_export_dlpack, dsgd_shard_new, dsgd_log_*, dsgd_queue_* and dsgd_op_*. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* These return a non-negative number, or a negative code. */
@@ -1152,7 +1165,9 @@ DSGD_API int32_t dsgd_op_object(const dsgd_op *op, dsgd_object **object, dsgd_er
  * still hold it), and those of collectives. */
 DSGD_API int32_t dsgd_object_delete(dsgd_session *session, const char *name, const dsgd_op_options *options,
                                     dsgd_op **op, dsgd_error **error);
-/* Accessors. What they return is valid until dsgd_object_free. */
+
+/* Accessors. Returned pointers are valid until dsgd_object_free. For NULL they return NULL or 0, and
+ * dsgd_object_dtype -1. */
 DSGD_API const void *dsgd_object_data(const dsgd_object *object);
 DSGD_API size_t dsgd_object_nbytes(const dsgd_object *object);
 DSGD_API int32_t dsgd_object_dtype(const dsgd_object *object); /* -1: bytes without a type */
@@ -1341,13 +1356,13 @@ typedef struct dsgd_head dsgd_head;
  * With the key `head_state`, a path, the head keeps all that it knows of the running job in that file, and
  * tells the workers nothing before it is on the disk. If the head is lost, the workers train on and dial it
  * again, for `head_timeout`. A head that is then started with the same file, keys and token goes on with the
- * job; with port 0 it takes the port of the one before. It must be reachable at the same address; another
- * port is refused, another host is a warning. Each worker has a `lease` to come back; those that do not are
- * lost. If none has come back, the head waits for `head_timeout` before it ends the job: perhaps they cannot
- * reach it, and a head that is started elsewhere can still take up the job. While there is no head, no loss
- * is decided, and no worker joins. If another process at the address refuses the workers, such as the head of
- * another job, they dial on until `head_timeout`; their error then has the last refusal of each address. A
- * worker that closes its session waits for a head up to a `lease`; a head that comes later takes it for lost.
+ * job. With port 0 it uses the previous head's port. It must be reachable at the same address; another port
+ * is refused, another host is a warning. A worker that does not reconnect within a `lease` is lost. If none
+ * has come back, the head waits for `head_timeout` before it ends the job. The workers may be unable to reach
+ * this head. In that time another head can take over the job. While there is no head, no loss is decided, and
+ * no worker joins. If another process at the address refuses the workers, such as the head of another job,
+ * they dial on until `head_timeout`; their error then has the last refusal of each address. A worker that
+ * closes its session waits for a head up to a `lease`. A head that starts later counts the worker as lost.
  * The path may be a symbolic link. The file and the file beside it that ends in ".lock" can be read by their
  * user alone (mode 0600), for the file has a secret of the job; the token is in it only as a keyed hash. The
  * file is removed when the job ends, well or not; the lock stays. If a change cannot be stored, the job ends
