@@ -103,7 +103,7 @@ type ConfigKey struct {
 	Type        string // "string", "integer", "duration", "size", "switch", "choice"
 	Default     string
 	Range       string // "1..65536", "simple | ps | allreduce", ""
-	Help        string // one sentence
+	Help        string // one or more sentences
 	Environment string // "DSGD_HEARTBEAT_INTERVAL"
 }
 

@@ -331,10 +331,11 @@ DSGD_API const char *dsgd_config_value(const dsgd_config *config, const char *ke
 typedef struct dsgd_config_key {
   size_t struct_size;        /* set by dsgd_config_key_init */
   const char *name;          /* "heartbeat_interval" */
-  const char *type;          /* "string", "integer", "duration", "size", "switch", "choice" */
+  const char *type;          /* "string", "integer", "duration", "size", "switch", "choice"; the value of an
+                              * integer may also be a word of `range`, as "dynamic" of loss_scale */
   const char *default_value; /* as it would be written */
   const char *range;         /* "1..65536", "simple | ps | allreduce", "" */
-  const char *help;          /* one sentence */
+  const char *help;          /* one or more sentences */
   const char *environment;   /* "DSGD_HEARTBEAT_INTERVAL" */
 } dsgd_config_key;
 
@@ -355,9 +356,11 @@ enum dsgd_log_level { DSGD_LOG_ERROR = 0, DSGD_LOG_WARNING = 1, DSGD_LOG_INFO = 
 
 /* One record of the log of a session or a head. */
 typedef struct dsgd_log_record dsgd_log_record;
-DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);       /* enum dsgd_log_level */
+
+/* Accessors. The level is of enum dsgd_log_level, and DSGD_ERR_INVALID_ARGUMENT for NULL. */
+DSGD_API int32_t dsgd_log_record_level(const dsgd_log_record *record);
 DSGD_API const char *dsgd_log_record_message(const dsgd_log_record *record); /* "" for NULL */
-DSGD_API int64_t dsgd_log_record_time_ns(const dsgd_log_record *record);     /* Unix time in nanoseconds */
+DSGD_API int64_t dsgd_log_record_time_ns(const dsgd_log_record *record);     /* Unix time in ns; 0 for NULL */
 DSGD_API uint64_t dsgd_log_record_session(const dsgd_log_record *record); /* its number; 0: a head */
 DSGD_API int32_t dsgd_log_record_rank(const dsgd_log_record *record);     /* -1: not known yet, or a head */
 DSGD_API void dsgd_log_record_free(dsgd_log_record *record);              /* NULL is fine */
@@ -696,6 +699,7 @@ typedef struct dsgd_memory dsgd_memory;
  * Errors: DSGD_ERR_STATE (dsgd_alloc was not called for this parameter and replica). */
 DSGD_API int32_t dsgd_memory_get(dsgd_replica *replica, dsgd_parameter *parameter, dsgd_memory **memory,
                                  dsgd_error **error);
+/* Accessors. For NULL they return NULL or 0. */
 DSGD_API void *dsgd_memory_value(const dsgd_memory *memory);
 DSGD_API void *dsgd_memory_gradient(const dsgd_memory *memory); /* NULL for an untrained parameter */
 DSGD_API size_t dsgd_memory_nbytes(const dsgd_memory *memory);  /* of each of the two */

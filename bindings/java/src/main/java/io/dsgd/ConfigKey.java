@@ -8,7 +8,7 @@ package io.dsgd;
  *     {@code choice}
  * @param defaultValue as it would be written
  * @param range {@code 1..65536}, {@code simple | ps | allreduce}, or empty
- * @param help one sentence
+ * @param help one or more sentences
  * @param environment such as {@code DSGD_HEARTBEAT_INTERVAL}
  */
 public record ConfigKey(
