@@ -14,7 +14,6 @@ struct dsgd_head : dsgd::capi::HandleOf<dsgd_head> {
   const std::unique_ptr<dsgd::HeadProcess> core;
 };
 
-using dsgd::Code;
 using dsgd::Config;
 using dsgd::Status;
 using dsgd::capi::Call;
@@ -76,9 +75,7 @@ int32_t dsgd_job_status(const dsgd_config* config, int32_t timeout_ms, char** te
 int32_t dsgd_job_scale(const dsgd_config* config, int32_t workers, int32_t timeout_ms, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     if (config) DSGD_RETURN_IF_ERROR(call.handle(config, "config"));
-    if (workers < 1)
-      return Status(Code::kInvalidArgument,
-                    "workers = " + std::to_string(workers) + "; a job has at least 1");
+    if (workers < 1) return call.invalid("workers is " + std::to_string(workers) + "; a job has at least 1");
     DSGD_RETURN_IF_ERROR(call.wait_time(timeout_ms));
     const Config values = config ? config->values : dsgd::capi::environment_config();
     const auto environment = dsgd::transport::make_uv_environment();

@@ -10,7 +10,7 @@ namespace dsgd::checkpoint {
 
 struct TensorName {
   std::string parameter;
-  std::string state;  // the optimizer's name of the tensor: "momentum"; empty: the values
+  std::string state;  // the optimizer's name of the tensor: "momentum_buffer"; empty: the values
   // Elements of a part; `end` 0: the whole tensor.
   uint64_t begin = 0, end = 0;
   bool operator==(const TensorName&) const = default;

@@ -11,8 +11,8 @@
 
 namespace dsgd {
 
-// The codes of the C ABI; enum dsgd_status in dsgd.h has the same values and says what each means. A test
-// compares them. Never renumbered.
+// The codes of the C ABI. enum dsgd_status in dsgd.h has the same values and says what each means;
+// capi/src/version.cc asserts that they are equal. Never renumbered.
 enum class Code : int32_t {
   kOk = 0,
   kInvalidArgument = -1,
