@@ -59,7 +59,8 @@ Result<const device::Backend*> load_cuda() {
     }
     const auto table = reinterpret_cast<const device::Backend* (*)()>(dlsym(library, "dsgd_cuda_backend"));
     if (!table)
-      return Status(Code::kUnsupported, folder + kCudaLibrary + " is no plug-in of dsgd: " + dlerror());
+      return Status(Code::kUnsupported,
+                    folder + kCudaLibrary + " is not a dsgd plug-in: " + dlerror() + "; reinstall dsgd");
     loaded = table();
     return loaded.load();
   }

@@ -13,8 +13,8 @@ namespace dsgd::capi {
 // Any thread.
 Result<const device::Backend*> load_cuda();
 
-// Returns the name of the GPU whose memory the buffer is; "": the host's. Looks only in a process that has
-// CUDA's driver loaded. Any thread.
+// Returns the name of the GPU whose memory the buffer is; "": the host's. Returns "" at once if the
+// process has not loaded the CUDA driver. Any thread.
 Result<std::string> locate(const void* data, size_t nbytes);
 
 }  // namespace dsgd::capi

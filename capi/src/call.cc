@@ -36,11 +36,10 @@ Status Call::bad_handle(bool null, const char* argument, const char* kind) const
 }
 
 Status Call::forked(const char* kind) const {
-  const char* const remedy =
-      kind == std::string("head") ? "dsgd_head_start here for a head" : "dsgd_init here for a session";
-  return fail(Code::kForked, std::string("this ") + kind +
-                                 " belongs to the parent of this forked process; call " + remedy +
-                                 " of its own, before or after freeing this one");
+  const char* const remedy = kind == std::string("head") ? "start a head here with dsgd_head_start"
+                                                         : "open a session here with dsgd_init";
+  return fail(Code::kForked,
+              std::string("this ") + kind + " belongs to the parent of this forked process; " + remedy);
 }
 
 Status Call::alive(const Status& status, const char* kind) const {

@@ -38,8 +38,8 @@ constexpr size_t kLongestName = 64;
 constexpr size_t kAlgorithmFirstSize = 40;  // the smallest that is accepted
 constexpr size_t kStrategyFirstSize = 40;   // the smallest that is accepted
 
-// A copy of the host's struct, whose `user` is released with it once it is `kept`: after the last allocation
-// of a registration that succeeds.
+// A copy of the host's struct. Releases `user` when destroyed, but only after registration has succeeded
+// (`kept`).
 template <typename Vtable>
 struct Held : Vtable {
   explicit Held(const Vtable& given) : Vtable(given) {}

@@ -15,7 +15,7 @@ struct dsgd_shard : dsgd::capi::HandleOf<dsgd_shard> {
   dsgd_shard(std::shared_ptr<dsgd::SharedShard> core, std::weak_ptr<dsgd::Session> session)
       : core(std::move(core)), session(std::move(session)) {}
 
-  // Calls use(forced) until it returns true. Without a session no samples are dealt out any more.
+  // Calls use(forced) until it returns true. `forced`: no new deal will come, because the session has ended.
   template <typename Use>
   dsgd::Status when_ready(const Use& use) {
     while (!use(false)) {

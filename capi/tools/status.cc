@@ -138,7 +138,8 @@ int watch(const OwnedConfig& config, const StatusOptions& options) {
     } catch (const Failure& failure) {
       if (first) throw;
       const bool silent = failure.status == DSGD_ERR_TIMEOUT;
-      std::fprintf(stderr, "dsgd status: %s%s\n", silent ? "" : "the head has gone: ", failure.what());
+      std::fprintf(stderr, "dsgd status: %s%s\n",
+                   silent ? "" : "the head is no longer reachable: ", failure.what());
       return silent ? 1 : 0;
     }
     if (options.as_json) {
@@ -246,12 +247,11 @@ Command add_scale(CLI::App& app) {
   add_head_options(app, options.get());
   app.footer(
       "The head keeps the number and starts nothing itself. A `dsgd run` that has started this head on its\n"
-      "node, without --head and --hosts, starts or stops workers within a second or two. Elsewhere, a "
-      "program\n"
-      "of yours has to read wanted_workers of `dsgd status --json`. After a loss, the same number again "
-      "makes up for it. The job must allow it:\n"
+      "node, without --head and --hosts, starts or stops workers within a second or two. Elsewhere, a\n"
+      "program of yours has to read wanted_workers of `dsgd status --json`. After a loss, run the command\n"
+      "again with the same number to replace the lost workers. The job must allow the number:\n"
       "min_workers <= WORKERS <= max_workers.\n"
-      "Exit status: 0: the head has the number; 1: it has not, and the reason is on standard error.");
+      "Exit status: 0: the head has the number; 1: the request failed; standard error has the reason.");
   return [options] { return run_scale(*options); };
 }
 
@@ -262,17 +262,15 @@ Command add_status(CLI::App& app) {
                "Print the answer as JSON; dsgd.h describes it at dsgd_job_status");
   app.add_flag(
       "--watch", options->watch,
-      "Repeat until the head has gone, or the job has failed; with --json, print one line each time");
+      "Repeat until the head is no longer reachable, or the job has failed; with --json, print one line "
+      "each time");
   app.add_option("--interval", options->interval, "With --watch: seconds between two queries (default: 2)")
       ->check(CLI::Range(0.1, 86400.0));
   app.footer(
-      "Workers report once per heartbeat_interval. Exit status: 0: the head has answered; 1: it has not (no "
-      "head\n"
-      "there, another token, job or version), and the reason is on standard error. --watch ends with 0 when "
-      "the\n"
-      "head has gone, after the end of the job, and with 1 if the job has failed or the head gives no answer "
-      "within\n"
-      "--timeout.");
+      "Workers report once per heartbeat_interval.\n"
+      "Exit status: 0: the head has answered; 1: the request failed (no head there, another token, job or\n"
+      "version); standard error has the reason. --watch ends with 0 when the head is no longer reachable,\n"
+      "as after the end of the job, and with 1 if the job has failed or no answer comes within --timeout.");
   return [options] { return run_status(*options); };
 }
 

@@ -53,8 +53,8 @@ class Supervisor {
 
   // Prints `note` when it is due, and at an interrupt.
   void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
-  // Activates `others` while any worker waits for the job to begin, and `head` while one dials the head and
-  // none has an answer.
+  // Activates `head` while a worker dials the head and none has been answered, and `others` while a worker
+  // waits for the job to begin.
   void announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
@@ -84,9 +84,9 @@ class Supervisor {
     task_ = std::move(task);
     task_at_ = std::chrono::steady_clock::now() + interval;
   }
-  // Takes over which workers have left the job in good order, by their ids.
+  // Records the ids of the workers that have left in good order.
   void note_left(const std::set<std::string>& ids);
-  // Takes over which workers were lost while the others went on, by their ids. They count as failed, even if
+  // Records the ids of the workers that were lost while the others went on. They count as failed, even if
   // they still run. Continues those that are stopped. Each has half of the grace to end by itself, then gets
   // SIGTERM, and SIGKILL when the grace is over.
   void note_lost(const std::set<std::string>& ids);
