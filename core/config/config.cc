@@ -125,7 +125,7 @@ Result<LauncherNote> Config::read_launcher() {
     return LauncherNote{config::unknown_launcher_warning(other_variables_), true};
   }
   const config::Launch& launch = *found.value();
-  // The host asks for another job than the launcher's, or for a worker that trains alone.
+  // num_workers is set explicitly and differs from the launcher's, or is 1: ignore the launcher.
   if (given("num_workers") && (integer("num_workers") != launch.size || launch.size <= 1))
     return LauncherNote{};
   if (launch.rank >= launch.size)

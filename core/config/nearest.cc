@@ -34,7 +34,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
-  constexpr size_t kLongest = 256;  // nobody mistypes that much, and the work is quadratic
+  constexpr size_t kLongest = 256;  // the cost is quadratic; longer names are not compared
   if (name.empty() || name.size() > kLongest) return "";
   const std::string wanted = normalised(name);
   std::string best;

@@ -58,7 +58,8 @@ std::string number_fault(const Rule& rule, std::string_view value, std::optional
   if (value.empty() && !*rule.key.default_value) return "";
   if (!number) return std::string("is not ") + what + " (range " + rule.key.range + ")";
   if (*number == 0 && rule.key.default_value == std::string_view("0")) return "";
-  if (*number < rule.minimum || *number > rule.maximum) return std::string("is outside ") + rule.key.range;
+  if (*number < rule.minimum || *number > rule.maximum)
+    return std::string("is out of range; use ") + rule.key.range;
   return "";
 }
 
@@ -87,7 +88,12 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
       std::vector<std::string> words = choices(rule.key.range);
       words.pop_back();  // the integers
       if (std::find(words.begin(), words.end(), value) != words.end()) return "";
-      return number_fault(rule, value, parse_integer(value), "a whole number, nor one of the words");
+      const auto number = parse_integer(value);
+      if (number && *number >= rule.minimum && *number <= rule.maximum) return "";
+      std::string names = words.front();
+      for (size_t i = 1; i < words.size(); ++i) names += ", " + words[i];
+      return "is not one of " + names + " or a whole number from " + std::to_string(rule.minimum) + " to " +
+             std::to_string(rule.maximum);
     }
     case Type::kDuration:
       return number_fault(rule, value, parse_duration(value),

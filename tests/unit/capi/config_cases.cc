@@ -82,7 +82,7 @@ std::vector<BadCall> config_cases() {
       {"dsgd_config_set",
        "out of range",
        kInvalid,
-       {"'lease'", "'1ms' is outside 500ms..1h"},
+       {"'lease'", "'1ms' is out of range; use 500ms..1h"},
        [](W w, E e) { return dsgd_config_set(w.config, "lease", "1ms", e); }},
       {"dsgd_config_set",
        "no number",

@@ -273,12 +273,11 @@ TEST(Config, messages_name_the_remedy) {
       {"lease", "5",
        "key 'lease': '5' is not a duration; write a whole number and a unit, such as 500ms, 10s or 5m (range "
        "500ms..1h)"},
-      {"lease", "400ms", "key 'lease': '400ms' is outside 500ms..1h"},
+      {"lease", "400ms", "key 'lease': '400ms' is out of range; use 500ms..1h"},
       {"bucket_size", "4MB", "is not a size; write for example 64K, 4M or 1G"},
       {"reproducible", "yes", "key 'reproducible': 'yes' is not a switch; write 0 or 1"},
       {"loss_scale", "0.5",
-       "key 'loss_scale': '0.5' is not a whole number, nor one of the words (range off | dynamic | "
-       "1..1000000000000)"},
+       "key 'loss_scale': '0.5' is not one of off, dynamic or a whole number from 1 to 1000000000000"},
       {"strategy", "allreduec", "did you mean 'allreduce'?"},
       {"head", "10.0.0.1",
        "'10.0.0.1' has no port; write HOST:PORT (port 0 lets the system choose where `dsgd head` listens)"},
