@@ -4,9 +4,9 @@
 // At first worker r of W draws every W-th position from the r-th on: a share of the `tail`. When the workers
 // change, deal() collects the samples that no worker has used, and deals them out again. The new tail begins
 // at the first position from which on no worker has drawn any. Positions before it that slower workers have
-// not drawn are cut into runs. A part begins with what its worker has drawn for steps that are not final, so
-// that these samples can be taken back if the worker is lost. So a ledger holds each sample of the pass that
-// no final step has used, once. Its size does not grow with the number of samples.
+// not drawn are cut into runs. Each part starts with the samples drawn for steps that are not final. If the
+// worker is lost, these samples are dealt again. A ledger therefore contains exactly once every sample that
+// no final step has used. Its size does not grow with the number of samples.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ using transport::SampleLedger;
 using transport::SampleRun;
 
 SampleLedger even_ledger(uint64_t samples, uint64_t begin, const std::vector<uint64_t>& workers);
-// Whether it can be used: another worker has sent it.
+// Checks a ledger received from another worker: whether its numbers are consistent.
 bool is_sound(const SampleLedger& ledger);
 
 const SampleLedger::Part* find_part(const SampleLedger& ledger, uint64_t worker);
@@ -28,7 +28,7 @@ const SampleLedger::Part* find_part(const SampleLedger& ledger, uint64_t worker)
 uint64_t size_of(const SampleLedger& ledger, const SampleLedger::Part& part);
 // The number of samples that its worker will have drawn at its end.
 uint64_t end_of(const SampleLedger& ledger, const SampleLedger::Part& part);
-// Samples that were dealt out last; the parts of all workers together, without what they held.
+// Number of samples in all parts that no worker had drawn when they were dealt.
 uint64_t dealt_samples(const SampleLedger& ledger);
 
 // The rest of a part when its worker has drawn `drawn`.

@@ -276,7 +276,8 @@ void ShardList::commit(const std::map<int32_t, DrawnSamples>& drawn) {
     committed_[roster_->workers[static_cast<size_t>(rank)]] = of_worker;
   step_roster_ = roster_;
   copied_.clear();
-  // All workers have dealt in this view, so they need what a lost worker has used only if a ledger of it has.
+  // After the deal, the counts of a lost worker are needed only while a ledger still has a part of that
+  // worker.
   if (committed_.size() <= roster_->workers.size()) return;
   std::erase_if(committed_, [&](const auto& entry) {
     return !names(roster_->workers, entry.first) && !names(lost_with_samples_, entry.first);

@@ -3,7 +3,7 @@
 //
 //   enter    the view changes: no worker draws from here on
 //   report   what this worker has drawn, and the ledgers that it has
-//   deal     from the reports of all workers: takes the latest ledgers, and deals out what no worker keeps
+//   deal     chooses the latest ledgers from all reports, and deals the samples that no worker keeps
 //
 // Shards are numbered in the order of creation, which is the same on all workers. A pass ends when the host
 // goes to another position of the data. Workers may be in different passes, since hosts draw ahead. A worker
