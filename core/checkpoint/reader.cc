@@ -46,8 +46,8 @@ class TensorReader {
   Status read_file(const Manifest::File& listed) {
     path_ = found_.path + '/' + listed.name;
     auto opened = files_.open(path_);
-    if (opened.status().code() == Code::kNotFound)  // of a checkpoint that is there
-      return Status(Code::kIo, opened.status().message() + "; the checkpoint lacks this file");
+    // The checkpoint exists, so a missing file means damage.
+    if (opened.status().code() == Code::kNotFound) return bad("the file is missing");
     if (!opened.ok()) return opened.status();
     if (const uint64_t nbytes = opened.value()->nbytes(); nbytes != listed.nbytes)
       return bad("it has " + std::to_string(nbytes) + " bytes, but the manifest says " +

@@ -109,8 +109,8 @@ Result<uint64_t> read_header_length(std::span<const std::byte> first, uint64_t f
   uint64_t length = 0;
   for (size_t i = 0; i < kHeaderLengthBytes; ++i) length |= std::to_integer<uint64_t>(first[i]) << (8 * i);
   if (length > kLargestHeader)
-    return bad_header("has " + std::to_string(length) + " bytes, at most " + std::to_string(kLargestHeader) +
-                      " are possible");
+    return bad_header("has " + std::to_string(length) + " bytes; the limit is " +
+                      std::to_string(kLargestHeader) + " bytes");
   if (length > file_nbytes - kHeaderLengthBytes)
     return bad_header("has " + std::to_string(length) + " bytes, but the file has only " +
                       std::to_string(file_nbytes));

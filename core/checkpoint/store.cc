@@ -132,8 +132,8 @@ Result<Manifest::File> Store::write_file(const Draft& draft, const std::string& 
 Status Store::publish(const Draft& draft, const Manifest& manifest) {
   const std::string from = path(draft), to = path(draft.step), text = write_manifest(manifest);
   if (text.size() > kLargestManifest)
-    return Status(Code::kLimit, "the manifest has " + std::to_string(text.size()) + " bytes, at most " +
-                                    std::to_string(kLargestManifest) + " are possible");
+    return Status(Code::kLimit, "the manifest has " + std::to_string(text.size()) + " bytes; the limit is " +
+                                    std::to_string(kLargestManifest) + " bytes");
   const std::span<const std::byte> part = bytes_of_text(text);
   Status status = files_.write(from + '/' + std::string(kManifest), {&part, 1}, transport::Access::kDefault);
   if (status.ok()) status = files_.sync_folder(from);
@@ -142,8 +142,8 @@ Status Store::publish(const Draft& draft, const Manifest& manifest) {
     return Status(Code::kExists, "'" + folder_ +
                                      "' was changed while this worker saved its checkpoint there (" +
                                      status.message() +
-                                     "); another job, or the job after it has gone on without this worker, "
-                                     "saves to the folder");
+                                     "); another job, or this job after it evicted this worker, also writes "
+                                     "there; use one folder per job");
   return status.ok() ? files_.sync_folder(folder_) : status;
 }
 
@@ -175,7 +175,7 @@ Result<Store::Found> Store::find() {
   const uint64_t nbytes = file.value()->nbytes();
   if (nbytes > kLargestManifest)
     return Status(Code::kIo, "'" + manifest_path + "': the manifest has " + std::to_string(nbytes) +
-                                 " bytes, at most " + std::to_string(kLargestManifest) + " are possible");
+                                 " bytes; the limit is " + std::to_string(kLargestManifest) + " bytes");
   std::string text(nbytes, '\0');
   DSGD_RETURN_IF_ERROR(file.value()->read(0, std::as_writable_bytes(std::span(text))));
   auto manifest = read_manifest(text);

@@ -464,7 +464,7 @@ TEST(Checkpoint, ThatIsDamagedIsRefusedAndTheFileNamed) {
   write_file(shard, shard_bytes.substr(0, shard_bytes.size() / 2));
   expect_load_fails({2}, folder.path(), DSGD_ERR_IO, {shard, "the manifest says"});
   fs::remove(shard);
-  expect_load_fails({2}, folder.path(), DSGD_ERR_IO, {shard, "lacks this file"});
+  expect_load_fails({2}, folder.path(), DSGD_ERR_IO, {shard, "the file is missing"});
   write_file(shard, shard_bytes);
   damaged = manifest_bytes;
   damaged[damaged.find("\"step\":1") + 7] = '2';
