@@ -188,8 +188,8 @@ void Direct::send_chunk(int32_t rank, Phase phase, const Chunk& chunk) {
 // rank.
 bool Direct::eligible(const Sum& sum, int32_t turn) const {
   if (sum.is_added[turn]) return false;
-  // Any order is right. But if this rank contributes nothing, the first chunk is copied, so the others must
-  // not land before it has.
+  // The order is free. Exception: without an own contribution the first chunk initialises the sum; later
+  // chunks must wait until it has landed.
   if (!plan_.ordered) return sum.own_turn >= 0 || !sum.landing;
   if (sum.landing) return false;
   if (sum.added_count <= 1) return turn <= 1;
@@ -311,7 +311,7 @@ void Direct::advance(size_t index) {
   }
 }
 
-// Results go out in the order of the slice, so that what describes a slice can stand at its head.
+// The trailer of a slice comes first in the slice, so results are sent in order.
 void Direct::transform_ready() {
   if (hold_) return;
   const auto contributions = [this](size_t index) {

@@ -136,7 +136,7 @@ Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
     if (transfer.round < 0) return wrong(who + describe(transfer) + "; rounds are numbered from 0");
     if (transfer.count == 0) return wrong(who + describe(transfer) + "; leave empty transfers out");
     if (transfer.begin > count_ || transfer.count > count_ - transfer.begin) {
-      return wrong(who + describe(transfer) + "; there are no such elements");
+      return wrong(who + describe(transfer) + "; the operation has " + std::to_string(count_) + " elements");
     }
   }
   sort_by_round(&transfers);

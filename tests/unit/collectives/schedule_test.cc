@@ -319,10 +319,11 @@ TEST(Schedule, WrongOnesAreRefusedAndSayWhatIsWrong) {
       {"a negative round", [](int32_t, Transfers& t) { t[0].round = -1; }, "rounds are numbered from 0"},
       {"no elements", [](int32_t, Transfers& t) { t[0].count = 0; }, "leave empty transfers out"},
       {"elements behind the end", [](int32_t, Transfers& t) { t[0].begin = 7; },
-       "there are no such elements"},
+       "; the operation has 9 elements"},
       {"elements far behind the end", [](int32_t, Transfers& t) { t[0].begin = UINT64_MAX - 1; },
-       "no such elements"},
-      {"a count that overflows", [](int32_t, Transfers& t) { t[0].count = UINT64_MAX; }, "no such elements"},
+       "; the operation has 9 elements"},
+      {"a count that overflows", [](int32_t, Transfers& t) { t[0].count = UINT64_MAX; },
+       "; the operation has 9 elements"},
       {"a receive left out",
        [](int32_t r, Transfers& t) {
          if (r == 1) t.erase(t.begin() + 1);
