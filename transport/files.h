@@ -42,14 +42,14 @@ class Files {
   // outlive this object. Any thread.
   virtual Status run(std::function<void()> work) = 0;
 
-  // Makes a folder, and those above it. It may be there already.
+  // Makes a folder, and those above it. It may exist already.
   virtual Status make_folder(const std::string& path) = 0;
   // The path behind all symbolic links. The file itself, at the end of them, need not be there.
   virtual Result<std::string> resolve(const std::string& path) = 0;
   // Makes or replaces a file. When it returns, the bytes are on the disk.
   virtual Status write(const std::string& path, std::span<const std::span<const std::byte>> parts,
                        Access access) = 0;
-  // Replaces `to` if it is there: by a file a file, by a folder an empty folder. kExists if `to` is a folder
+  // Replaces `to` if it exists: by a file a file, by a folder an empty folder. kExists if `to` is a folder
   // that is not empty.
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   // When it returns, the names in the folder are on the disk.
@@ -58,7 +58,7 @@ class Files {
   virtual Status remove_folder(const std::string& path) = 0;  // an empty one
   virtual Result<std::vector<std::string>> list(const std::string& folder) = 0;
   virtual Result<std::unique_ptr<ReadableFile>> open(const std::string& path) = 0;
-  // Makes the file, for its user alone, if it is not there, and locks it until the lock is destroyed or the
+  // Makes the file, for its user alone, if it does not exist, and locks it until the lock is destroyed or the
   // process ends. kExists if it is locked already. The file stays.
   virtual Result<std::unique_ptr<FileLock>> lock(const std::string& path) = 0;
 

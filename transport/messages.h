@@ -22,7 +22,7 @@ enum class Role : uint8_t {
   kControl = 0,
   kHeartbeat = 1,  // worker -> head: renew and leave, from a thread of its own
   kPeer = 2,       // worker -> worker: bulk data, operation failures, objects
-  kProbe = 3,      // worker -> worker: can you be reached? Nothing follows the hello
+  kProbe = 3,      // worker -> worker: checks that the worker is reachable; closed after the hello
 };
 
 using Nonce = std::array<uint8_t, 32>;  // random, used once
@@ -157,7 +157,7 @@ struct Leave {  // a worker closes its session in good order (cause is OK) or be
   // cause: it closes its session while the others wait for it.
   uint64_t departure_call = 0;
 };
-struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head tells everybody
+struct Report {  // a worker saw the job break (peer lost, dsgd_abort): the head informs all workers
   int32_t number = -1;
   uint64_t view = 0;
   Status cause;
@@ -340,9 +340,9 @@ struct BulkHeader {
   uint64_t view = 0;
   uint64_t operation = 0;  // number of the operation: channel, call, and index in the call; made by core
   int32_t source = -1;     // rank of the sender
-  uint8_t kind = 0, dtype = 0, reduction = 0, algorithm = 0;  // what the sender believes the operation is
+  uint8_t kind = 0, dtype = 0, reduction = 0, algorithm = 0;  // the sender's view of the operation
   int32_t root = -1;
-  uint64_t count = 0;  // elements of the whole operation, as the sender believes
+  uint64_t count = 0;  // elements of the whole operation, in the sender's view
   uint64_t tag = 0;    // digest of what else must agree (uneven counts, bucket layout)
   uint16_t phase = 0;
   uint64_t offset = 0;  // bytes, in the phase's address space

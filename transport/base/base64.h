@@ -8,6 +8,6 @@
 namespace dsgd {
 
 std::string to_base64(std::string_view bytes);
-std::optional<std::string> from_base64(std::string_view text);  // none: it is no Base64
+std::optional<std::string> from_base64(std::string_view text);  // nullopt: not valid Base64
 
 }  // namespace dsgd

@@ -47,7 +47,7 @@ BoundedCalls::~BoundedCalls() {
     late = state_->late;
     state_->changed.notify_all();
   }
-  std::thread thread = std::move(state_->thread);  // nobody else calls any more
+  std::thread thread = std::move(state_->thread);  // no other thread calls run() now
   if (!thread.joinable()) return;
   if (late || thread.get_id() == std::this_thread::get_id()) {
     thread.detach();
@@ -66,7 +66,8 @@ bool BoundedCalls::run(std::chrono::nanoseconds timeout, std::function<void()> c
   if (!state_->thread.joinable()) {
     try {
       state_->thread = std::thread([state = state_] { state->work(); });
-    } catch (const std::system_error&) {  // then unbounded
+    } catch (const std::system_error&) {
+      // Cannot start the thread: run the call here, without a time limit.
       lock.unlock();
       call();
       return true;

@@ -69,7 +69,7 @@ Status open(std::span<const Byte> bytes, size_t limit, Use&& use) {
   try {
     capnp::ReaderOptions options;
     // Each word is visited at most twice (a pointer is looked at when it is checked and when it is read); a
-    // word visited more often overlaps, which no honest sender produces.
+    // word visited more often overlaps; valid messages never need this.
     options.traversalLimitInWords = 2 * words + 64;
     options.nestingLimit = 16;
     capnp::FlatArrayMessageReader reader(kj::arrayPtr(begin, words), options);

@@ -68,7 +68,8 @@ bool ServerEnd::receive(Packet& packet) {
   if (listener_) return receive_handshake(packet);
   if (!opened_) return false;  // on_open comes first
   if (packet.corrupted) {
-    if (incoming_ && incoming_->lands()) land(packet.body);  // it is where it belongs before anybody knows
+    // As in the real network, payload lands before its checksum is verified.
+    if (incoming_ && incoming_->lands()) land(packet.body);
     answer(FrameKind::kCorrupted, 0, {});
     over({Code::kCorrupted, "a received frame failed its CRC32C check"}, false);
     return true;

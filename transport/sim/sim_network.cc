@@ -36,7 +36,7 @@ std::optional<Address> parse(const std::string& text) {
 
 Status bad_address(const std::string& address) {
   return {Code::kInvalidArgument,
-          "'" + address + "' is no address: write host:port, [IPv6]:port or unix:/path"};
+          "'" + address + "' is not an address: write host:port, [IPv6]:port or unix:/path"};
 }
 
 bool is_loopback(const std::string& name) {
@@ -245,7 +245,7 @@ Result<std::unique_ptr<Listener>> SimNetwork::listen(const std::string& address,
   if (!parsed->host.empty() && !is_any(parsed->host) &&
       kernel_.resolve(process_.host, parsed->host) != process_.host) {
     return Status(Code::kUnreachable, "cannot listen on " + address + ": '" + parsed->host +
-                                          "' is no address of host " + process_.host);
+                                          "' is not an address of host " + process_.host);
   }
   auto state = std::make_shared<ListenerState>();
   auto& listeners = kernel_.listeners();

@@ -85,7 +85,7 @@ Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& addres
     one.length = sizeof(sockaddr_in6);
     return std::vector<SocketAddress>{one};
   }
-  // The loopback interface whatever the machine's tables say (RFC 6761): the barest ones have none.
+  // localhost is always the loopback address (RFC 6761); minimal systems have no hosts file.
   if (address.host == "localhost") {
     std::vector<SocketAddress> both(2);
     uv_ip4_addr("127.0.0.1", port, reinterpret_cast<sockaddr_in*>(&both[0].storage));

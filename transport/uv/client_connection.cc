@@ -146,7 +146,7 @@ void ClientConnection::issue(Chunk chunk) {
     auto rpc = wire_->pushRequest(capnp::MessageSize{kPushWords, 0});
     write(chunk.header, rpc.initHeader());
     if (!chunk.data.empty() && !ZeroRegion::begin()) {
-      // No address space for the stand-in: copied, and so never in anybody's way.
+      // Copy the data: there is no zero region.
       rpc.setData(
           capnp::Data::Reader(reinterpret_cast<const kj::byte*>(chunk.data.data()), chunk.data.size()));
     } else if (!chunk.data.empty()) {
@@ -227,7 +227,7 @@ void ClientConnection::send_small(const BulkHeader& header, std::span<const std:
 }
 
 void ClientConnection::pump_small() {
-  if (std::exchange(pumping_small_, true)) return;  // the one at work will see what has changed
+  if (std::exchange(pumping_small_, true)) return;  // the outer call continues the loop
   {
     KJ_DEFER(pumping_small_ = false);
     while (!ended()) {

@@ -54,7 +54,7 @@ void Dialler::timed_out() {
     return finish(Status(Code::kTimeout, "cannot connect to " + address_ + ": " + what + " in time"));
   }
   const char* what = stage_ == Stage::kConnecting
-                         ? "nobody answered"
+                         ? "no answer"
                          : "it accepted the connection but did not complete the handshake";
   attempt_failed(Status(Code::kTimeout, at_current(what + std::string(" in time"))));
 }

@@ -19,7 +19,8 @@
 
 namespace dsgd::transport::uv {
 
-// Work that waits until the loop is about to look at the outside world again, or for something to ride with.
+// Work that waits until the loop is about to look at the outside world again, or to be batched with the next
+// message.
 class Flushable {
  public:
   virtual void flush() = 0;

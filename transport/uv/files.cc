@@ -191,7 +191,7 @@ class PosixFiles final : public Files {
   Status rename(const std::string& from, const std::string& to) override {
     if (::rename(from.c_str(), to.c_str()) == 0) return {};
     if (errno == ENOTEMPTY || errno == EEXIST)
-      return Status(Code::kExists, "cannot rename '" + from + "': '" + to + "' is there");
+      return Status(Code::kExists, "cannot rename '" + from + "': '" + to + "' already exists");
     return file_error("rename", from, errno);
   }
 

@@ -37,10 +37,9 @@ bool is_exhaustion(const kj::Exception& exception) {
 Status to_status(const kj::Exception& exception) {
   const std::string text = exception.getDescription().cStr();
   if (is_exhaustion(exception)) {
-    return Status(Code::kNoMemory,
-                  text.rfind("remote", 0) == 0
-                      ? "there is no memory for the messages of a connection at its other end"
-                      : "there is no memory for the messages of a connection");
+    return Status(Code::kNoMemory, text.rfind("remote", 0) == 0
+                                       ? "the peer is out of memory for messages"
+                                       : "there is no memory for the messages of a connection");
   }
   switch (exception.getType()) {
     case kj::Exception::Type::DISCONNECTED:

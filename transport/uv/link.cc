@@ -18,7 +18,7 @@ constexpr char kGoodbye[] = "dsgd: closed in good order";
 // And by which the side that sent a corrupted frame learns of it.
 constexpr char kCorrupted[] = "dsgd: corrupted frame";
 constexpr std::byte kPadding[8] = {};
-constexpr size_t kHeldBytes = 64 << 10;    // queued messages that may wait for something to ride with
+constexpr size_t kHeldBytes = 64 << 10;    // queued messages that may wait to be batched
 constexpr size_t kHeldCredit = 256 << 10;  // a quarter of the window that core gives small chunks
 
 }  // namespace
@@ -205,9 +205,9 @@ void Link::send(Outgoing& message) {
   flush_soon();
 }
 
-// No caller waits for a Finish, nor for the credit of a small chunk while there is much of it left: they ride
-// with what comes next, or go out together after a while. Each would cost a system call here and one, with a
-// wake-up, at the peer.
+// No caller waits for a Finish, nor for the credit of a small chunk while there is much of it left: they are
+// batched with the next message, or go out together after a while. Each would cost a system call here and
+// one, with a wake-up, at the peer.
 bool Link::can_wait(Outgoing& message) {
   if (said_goodbye_) return false;
   const auto content = message.message();

@@ -61,7 +61,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   // Both sides, from the first frame on.
   void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }
   void send_goodbye();  // the last message; what RPC sends after it is dropped
-  void push_out();      // writes what is held back for something to ride with
+  void push_out();      // writes what is held back to be batched with the next message
   void end_writing();   // after all is written
   void stop();          // no more events, no more reading and writing
   bool stopped() const { return stopped_; }

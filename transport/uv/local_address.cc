@@ -100,9 +100,10 @@ Result<std::string> by_interface(const std::string& interface, int family, const
     if (!found || local.family == family) found = &local;
   }
   if (!found) {
-    return Status(Code::kInvalidArgument,
-                  "interface = '" + interface +
-                      "' is no interface, address or prefix of this machine; it has " + known);
+    return Status(
+        Code::kInvalidArgument,
+        "interface = '" + interface +
+            "' does not match an interface, address or prefix of this machine; use one of: " + known);
   }
   *why = "address " + found->host + " of interface " + found->interface + " is used because interface = '" +
          interface + "' asks for it" + (target.empty() ? "" : " (to reach " + target + ")");

@@ -1,9 +1,9 @@
 // The loop of one network: libuv's events, KJ's, posted tasks and timers, driven by one thread at a time.
 //
-// Driving is a role, not a thread. The communication thread holds it while nobody waits; a caller that blocks
-// in wait() takes it over, so that its own system calls find the answer and no thread is switched. Between
-// two callers that come back to back the communication thread keeps out of the way: it takes the role back a
-// millisecond after the last caller, or at once when a task is posted or the loop is said to be busy.
+// One thread at a time drives the loop. Normally it is the communication thread. A caller that blocks in
+// wait() drives instead, so its own system calls read the answer and no thread switch is needed. The
+// communication thread resumes one millisecond after the last caller, or at once when a task is posted or
+// set_busy(true) is called.
 #pragma once
 
 #include <kj/async.h>

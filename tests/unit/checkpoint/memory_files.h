@@ -75,7 +75,7 @@ class MemoryFiles final : public dsgd::transport::Files {
           if (path.starts_with(folder + '/')) paths.push_back(path);
         return paths;
       };
-      if (!inside(to).empty()) return Status(Code::kExists, "'" + to + "' is there");
+      if (!inside(to).empty()) return Status(Code::kExists, "'" + to + "' already exists");
       for (const std::string& path : inside(from)) {
         disk_->files[to + path.substr(from.size())] = disk_->files.at(path);
         disk_->files.erase(path);
