@@ -221,8 +221,8 @@ public final class Session extends Collectives implements AutoCloseable {
   }
 
   /**
-   * Ends all operations here with {@link Status#ABORTED} and tells every other worker the
-   * same. Never blocks.
+   * Ends all operations of this session with {@link Status#ABORTED}. Every other worker fails with
+   * the same status. Never blocks.
    */
   public void abort(String reason) {
     handle.use(s -> Raw.dsgd_abort(s, reason));
