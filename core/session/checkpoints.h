@@ -47,7 +47,7 @@ class Checkpoints {
   void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
   void change_view(const Status& why) { queue_.change_view(why); }
-  void close() { queue_.close(); }                    // the last call on the loop
+  void close() { queue_.close(); }  // the last call on the loop
 
  private:
   using SharedCall = std::shared_ptr<CheckpointCall>;

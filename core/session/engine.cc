@@ -309,19 +309,18 @@ void Engine::await_verdict(const Status& error, int32_t peer, const Status& netw
 // Fails the session when the verdict is due and has not come. That time becomes later while the head is lost.
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
   const transport::Time due = verdict_due_(reported);
-  state_.loop.schedule(due, [this, error, peer, silent, reported, due, view = view(),
-                             alive = std::weak_ptr(state_.alive)] {
-    if (alive.expired() || !state_.failure.ok() || view != this->view()) return;
-    const transport::Time now = state_.loop.now();
-    if (was_stopped(due, now, state_.options.step.lease))  // the head may have been stopped, too
-      return fail_without_verdict(error, peer, silent, now);
-    if (verdict_due_(reported) > now)
-      return fail_without_verdict(error, peer, silent, reported);
-    // A head that was started again does not know of a cut that is over.
-    if (silent && !state_.mesh->is_silent(peer)) return;
-    // If the peer has left, Peers has ended what waits for it.
-    if (state_.options.views_change || !state_.mesh->peers.is_leaving(peer)) fail(error, true);
-  });
+  state_.loop.schedule(
+      due, [this, error, peer, silent, reported, due, view = view(), alive = std::weak_ptr(state_.alive)] {
+        if (alive.expired() || !state_.failure.ok() || view != this->view()) return;
+        const transport::Time now = state_.loop.now();
+        if (was_stopped(due, now, state_.options.step.lease))  // the head may have been stopped, too
+          return fail_without_verdict(error, peer, silent, now);
+        if (verdict_due_(reported) > now) return fail_without_verdict(error, peer, silent, reported);
+        // A head that was started again does not know of a cut that is over.
+        if (silent && !state_.mesh->is_silent(peer)) return;
+        // If the peer has left, Peers has ended what waits for it.
+        if (state_.options.views_change || !state_.mesh->peers.is_leaving(peer)) fail(error, true);
+      });
 }
 
 // Warns once for each departed worker that a step has run without it.

@@ -177,9 +177,7 @@ class Engine final : public SessionEvents {
   void await_last_step(transport::Time deadline, std::function<void(const Status&)> then);
   void hasten_last_step(transport::Time deadline) { last_step_.hasten(deadline); }
   // Whether await_last_step() has ended for all steps of this worker. A step in flight may end after it.
-  bool has_awaited_last_step() const {
-    return !has_last_step() || last_step_.has_awaited(state_.next_step);
-  }
+  bool has_awaited_last_step() const { return !has_last_step() || last_step_.has_awaited(state_.next_step); }
   // Returns the first call that this worker does not make, if steps of that and later calls may go on without
   // it; else 0.
   uint64_t close(const Status& cause);

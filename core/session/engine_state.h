@@ -51,8 +51,9 @@ struct EngineState {
   RefusalLog events;            // what may repeat with every step
   Mesh* mesh = nullptr;         // null: one worker
   ShardList* shards = nullptr;  // of the host's data; null: nothing reads samples
-  // Functions of the engine, which its constructor sets: Engine::fail() and Engine::admit_call(). A part calls
-  // change_applied() when it has reset `applying`: a view, or a worker's question, may have come meanwhile.
+  // Functions of the engine, which its constructor sets: Engine::fail() and Engine::admit_call(). A part
+  // calls change_applied() when it has reset `applying`: a view, or a worker's question, may have come
+  // meanwhile.
   std::function<void(const Status&, bool tell_peers)> fail;
   std::function<Status()> admit_call;
   std::function<void()> change_applied;
@@ -71,8 +72,8 @@ struct EngineState {
   // The start, and steps.
   bool started = false;
   uint64_t next_step = 0;
-  uint64_t strategy_version = 0;      // number of changes of the strategy and of loaded checkpoints
-  int changes = 0;                    // of these, in progress: begin_change()
+  uint64_t strategy_version = 0;  // number of changes of the strategy and of loaded checkpoints
+  int changes = 0;                // of these, in progress: begin_change()
   std::optional<PreparedChange> prepared;
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
   uint32_t total_replicas = 1;        // of all workers

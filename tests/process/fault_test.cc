@@ -127,6 +127,12 @@ class Job {
       EXPECT_EQ(dsgd_config_set(config, "num_workers", std::to_string(workers).c_str(), nullptr), DSGD_OK);
       EXPECT_EQ(dsgd_config_set(config, "lease", (std::to_string(lease.count()) + "ms").c_str(), nullptr),
                 DSGD_OK);
+      for (const std::string& setting : settings) {  // the head and the workers must agree on it
+        const std::string least = "DSGD_MIN_WORKERS=";
+        if (setting.rfind(least, 0) != 0) continue;
+        EXPECT_EQ(dsgd_config_set(config, "min_workers", setting.substr(least.size()).c_str(), nullptr),
+                  DSGD_OK);
+      }
       EXPECT_EQ(dsgd_head_start(config, &head_, nullptr), DSGD_OK);
       dsgd_config_free(config);
       address = dsgd_head_address(head_);
@@ -332,6 +338,16 @@ TEST(Close, WithTimeLimitZeroDoesNotWaitForAStoppedWorker) {
       });
     }
   }
+}
+
+// One call has no limit, the other one 0.1 s. The lease is long.
+TEST(Close, TwiceEndsAtTheEarlierOfTheLimits) {
+  Job job(2, {"close-twice"}, false, {"DSGD_MIN_WORKERS=1"}, std::chrono::minutes(5));
+  job.expect_all("going");
+  if (HasFatalFailure()) return;
+  kill(job.processes[1]->pid(), SIGSTOP);
+  kill(job.processes[0]->pid(), SIGUSR1);
+  EXPECT_TRUE(job.processes[0]->expect("closed", Clock::now() + std::chrono::seconds(60)));
 }
 
 // Each element of each mean is checked by the workers (worker.c).

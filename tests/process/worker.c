@@ -15,11 +15,14 @@
  *   process_worker depart R            rank R closes after three steps and writes "closed"; the others make
  *                                      six more, check the means, give weight 0 once, and write "trained"
  *   process_worker close               three steps; after SIGUSR1 closes without waiting and writes "closed"
- *   process_worker leave R             steps for ever; rank R closes after 3 steps and SIGUSR1, and writes
- *                                      "closed"; the others write "alone" after the first step without it
+ *   process_worker close-twice         three steps; after SIGUSR1 begins a barrier and closes, without a
+ * limit and, in another thread, with a limit of 0.1 s; writes "closed" process_worker leave R steps for ever;
+ * rank R closes after 3 steps and SIGUSR1, and writes "closed"; the others write "alone" after the first step
+ * without it
  *
  * A third argument of steps, wait and leave is a pause after each step, in microseconds.
  */
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +45,13 @@ static int report(int32_t status, dsgd_error** error) {
 static void say(const char* word) {
   puts(word);
   fflush(stdout);
+}
+
+static void* close_soon(void* session) {
+  usleep(300000); /* the other dsgd_close has begun */
+  dsgd_error* error = NULL;
+  report(dsgd_close(session, 100, &error), &error);
+  return NULL;
 }
 
 /* One element of the mean gradient when workers 0 .. size - 1 but `absent` (-1: none) contribute, worker r
@@ -140,6 +150,19 @@ int main(int argc, char** argv) {
       int signal;
       sigwait(&told, &signal);
       if (!report(dsgd_close(session, 0, &error), &error)) say("closed");
+      break;
+    }
+    if (strcmp(mode, "close-twice") == 0 && round >= 3) {
+      int signal;
+      pthread_t other;
+      sigwait(&told, &signal);
+      dsgd_op* op = NULL;
+      failed = report(dsgd_barrier(session, NULL, NULL, &op, &error), &error);
+      if (!failed && pthread_create(&other, NULL, close_soon, session) == 0) {
+        if (!report(dsgd_close(session, -1, &error), &error)) say("closed");
+        pthread_join(other, NULL);
+      }
+      dsgd_op_free(op);
       break;
     }
     if (strcmp(mode, "leave") == 0 && round == 3) {

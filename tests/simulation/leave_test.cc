@@ -5,11 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/checkpoint/memory_files.h"
+#include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
@@ -17,6 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Mode = Session::Mode;
+using transport::Duration;
 
 constexpr int32_t kWorkers = 3;
 constexpr size_t kLarge = 70'000;
@@ -227,6 +233,101 @@ TEST(Leave, AfterAnAbortTellsItsReasonAndWaitsForNoPeerBeingDialled) {
       }
     }
   }
+}
+
+float* add_model(Session& session, int64_t elements, float gradient) {
+  (void)session.set_optimizer("sgd", "lr=1");
+  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&elements, 1}, true).value();
+  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+  std::fill_n(static_cast<float*>(memory->gradient), elements, gradient);
+  std::fill_n(static_cast<float*>(memory->value), elements, 0.0f);
+  return static_cast<float*>(memory->value);
+}
+
+// Worker 0 closes while its step is in flight, all marked, with a limit of a millisecond. The data of worker
+// 2 do not reach worker 1 any more, and worker 2 dies. If the step has ended well on worker 0, worker 1 has
+// the same step, or worker 0 warns.
+TEST(Close, AwaitsAStepThatEndsDuringIt) {
+  int completed = 0;
+  for (Duration blocked = 0us; blocked < 3ms; blocked += dsgd_test::one_of(1, 4) * 40us) {
+    for (uint64_t seed = 1; seed < 4; ++seed) {
+      std::map<int, float> values;
+      ClusterOptions options{.workers = 3, .separate_head = true, .seed = seed};
+      options.settings = {{"min_workers", "1"}, {"lease", "1s"}};
+      options.network.delay = {200us, 700us};
+      Cluster cluster(options, [&](Cluster& job, Session& session, int worker) {
+        const float* const value = add_model(session, 4, static_cast<float>(1 << worker));
+        if (!job.note(worker, "start", [&] { return session.start(); })) return;
+        StepResult result;
+        for (int k = 0; k < 3; ++k) {
+          if (!job.note(worker, "step", [&] { return session.step(1, &result); })) return;
+        }
+        job.pass_time(worker, 20ms);
+        if (worker == 2) {
+          const transport::Time at = job.world.now() + blocked;
+          job.world.at(at, [&job] { job.world.block(job.process(2), job.process(1)); });
+          job.world.at(at + 4ms, [&job] { job.world.kill(job.process(2), transport::Death::kSilent); });
+        }
+        if (worker == 0) {
+          const auto step = session.step_begin(1);
+          (void)session.step_flush();
+          job.note(worker, "close", [&] { return session.close(1ms); });
+          if (step.ok() && step.value()->done() && step.value()->status().ok()) values[worker] = *value;
+        } else if (job.note(worker, "last step", [&] { return session.step(1, &result); })) {
+          values[worker] = *value;
+        }
+      });
+      ASSERT_TRUE(cluster.run_until_ended(60s));
+      const auto& warnings = cluster.warnings(0);
+      const bool warned = std::any_of(warnings.begin(), warnings.end(), [](const NotedWarning& warning) {
+        return warning.text.find("not all workers have confirmed the last step") != std::string::npos;
+      });
+      if (values.count(0) == 0 || warned) continue;
+      ++completed;
+      ASSERT_EQ(values.count(1), 1u) << cluster.history(1);
+      EXPECT_EQ(values[0], values[1]) << blocked.count() << " ns, seed " << seed << "\n"
+                                      << cluster.histories();
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(completed, 10);
+}
+
+// Worker 0 has loaded and closes before worker 1 has loaded.
+TEST(Close, AfterALoadWaitsOnlyUntilTheOthersHaveLoaded) {
+  const auto disk = std::make_shared<dsgd_test::MemoryDisk>();
+  const auto load_or_save = [](Session& session, bool save) {
+    return wait_for(session, save ? session.save_checkpoint("./model", Mode::kWait)
+                                  : session.load_checkpoint("./model", Mode::kWait));
+  };
+  Cluster before({.workers = 1, .files = true, .disk = disk},
+                 [&](Cluster& job, Session& session, int worker) {
+                   add_model(session, 4, 1);
+                   job.note(worker, "start", [&] { return session.start(); });
+                   StepResult result;
+                   job.note(worker, "step", [&] { return session.step(1, &result); });
+                   job.note(worker, "save", [&] { return load_or_save(session, true); });
+                 });
+  ASSERT_TRUE(before.run_until_ended(60s));
+  Cluster cluster({.workers = 3,
+                   .separate_head = true,
+                   .files = true,
+                   .disk = disk,
+                   .settings = {{"min_workers", "1"}, {"lease", "1s"}}},
+                  [&](Cluster& job, Session& session, int worker) {
+                    add_model(session, 4, 1);
+                    if (!job.note(worker, "start", [&] { return session.start(); })) return;
+                    if (worker == 0) job.world.set_delay(job.process(2), job.process(1), {5ms, 6ms});
+                    if (!job.note(worker, "load", [&] { return load_or_save(session, false); })) return;
+                    StepResult result;
+                    if (worker > 0) job.note(worker, "step", [&] { return session.step(1, &result); });
+                  });
+  ASSERT_TRUE(cluster.run_until_ended(60s));
+  const NotedCall* const close = cluster.call(0, "close");
+  ASSERT_TRUE(close);
+  EXPECT_TRUE(close->status.ok()) << close->status.message();
+  EXPECT_LT(close->ended - close->began, 100ms);
+  for (int worker : {1, 2}) EXPECT_FALSE(cluster.first_failure(worker)) << cluster.history(worker);
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ struct StageOptions {
   bool ps = false;                                   // with copies=2, and several key ranges
   int elements() const { return ps ? 40'000 : 30; }  // those from kSteps on have a gradient in every step
   bool durable_head = false;
-  bool saves = false;  // a checkpoint after the disturbed step
+  bool begins = false;  // worker 0 begins a step before it closes, and marks no gradient
+  bool saves = false;   // a checkpoint after the disturbed step
   int samples = 0;  // of a data shard, of which each step draws one; worker 2 is late in the disturbed step
 };
 
@@ -161,6 +162,8 @@ class Stage {
       if (!cluster.note(worker, "last step", [&] { return session.step(0, &result); })) return;
     }
     values[static_cast<size_t>(worker)].assign(value, value + count);
+    if (options_.begins && worker == 0)
+      cluster.note(worker, "begin", [&] { return session.step_begin(1).status(); });
     if (options_.saves && cluster.note(worker, "load", [&] { return checkpoint(session, false); }))
       loaded[worker] = value[kStep];
   }
@@ -255,14 +258,17 @@ TEST(Trace, T7ACheckpointIsNeverOfAStepThatOthersRepeat) {
 // Worker 0 closes its session after the disturbed step, which is the last one.
 TEST(Trace, T8AWorkerLeavesOnlyWhenTheOthersHaveItsLastStep) {
   for (const Death death : {Death::kReset, Death::kSilent}) {
-    Stage stage({.steps = kStep + 1});
-    stage.let_only_worker_0_commit();
-    stage.at(4ms, [&] { stage.kill(1, death); });
-    stage.at(5ms, [&] { stage.free_links(); });
-    stage.run();
-    EXPECT_EQ(stage.uses(0), 0b111);
-    EXPECT_EQ(stage.uses(2), 0b111);
-    stage.expect_finished_alike({0, 2});
+    for (const bool begins : {false, true}) {
+      SCOPED_TRACE(begins);
+      Stage stage({.steps = kStep + 1, .begins = begins});
+      stage.let_only_worker_0_commit();
+      stage.at(4ms, [&] { stage.kill(1, death); });
+      stage.at(5ms, [&] { stage.free_links(); });
+      stage.run();
+      EXPECT_EQ(stage.uses(0), 0b111);
+      EXPECT_EQ(stage.uses(2), 0b111);
+      stage.expect_finished_alike({0, 2});
+    }
   }
 }
 

@@ -153,8 +153,6 @@
  *                - Do not use the optimizer "none".
  *              Limits:
  *                - NCCL is not used.
- *                - A loss or a join during dsgd_strategy_set or dsgd_checkpoint_load ends the job if the
- *                  call has succeeded on some workers only.
  *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
  *                  workers may hold the whole object, and the name may be taken. Delete the object (ignore
  *                  DSGD_ERR_NOT_FOUND), and put it again.
