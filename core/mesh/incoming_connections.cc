@@ -29,11 +29,8 @@ void IncomingConnections::open() {
 }
 
 void IncomingConnections::change_view() {
-  for (ServerChannel* channel : connections_of_strangers()) {
-    connections_.erase(channel);
-    drop_early(*channel, Status(Code::kEvicted, "this worker goes on without the sender"));
-    channel->close();
-  }
+  for (ServerChannel* channel : connections_of_strangers())
+    close(*channel, Status(Code::kEvicted, "this worker goes on without the sender"));
   update_ranks();
 }
 
@@ -149,6 +146,10 @@ Status IncomingConnections::check_others(const ServerChannel& channel,
 void IncomingConnections::disconnect_stranger(ServerChannel& channel) {
   const Status why = not_in_job(channel);
   refusals_.note("they are not from workers of this job", why.message());
+  close(channel, why);
+}
+
+void IncomingConnections::close(ServerChannel& channel, const Status& why) {
   connections_.erase(&channel);
   drop_early(channel, why);
   channel.close();
@@ -162,6 +163,7 @@ IncomingConnections::Connection* IncomingConnections::find(ServerChannel& channe
 }
 
 std::optional<IncomingConnections::Connection> IncomingConnections::remove(ServerChannel& channel) {
+  drop_early(channel, Status(Code::kIo, "the connection has ended"));
   auto node = connections_.extract(&channel);
   return node.empty() ? std::nullopt : std::optional(std::move(node.mapped()));
 }
@@ -173,10 +175,8 @@ void IncomingConnections::note_use(ServerChannel& channel) {
     return &other != &channel && connection.rank == used->rank &&
            other.hello().worker_id == channel.hello().worker_id;
   };
-  for (ServerChannel* other : connections(is_other)) {
-    connections_.erase(other);
-    other->close();
-  }
+  for (ServerChannel* other : connections(is_other))
+    close(*other, Status(Code::kExists, "the sender uses another connection"));
 }
 
 bool IncomingConnections::is_connected(int32_t rank) const {

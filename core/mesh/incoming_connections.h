@@ -48,6 +48,7 @@ class IncomingConnections {
   Status admit(transport::ServerChannel& channel);
   // Null: it was not admitted, or has been closed or removed.
   Connection* find(transport::ServerChannel& channel);
+  // The connection has ended.
   std::optional<Connection> remove(transport::ServerChannel& channel);
   // Takes note of a message. The first one shows which connection its worker uses. Closes its others: they
   // are attempts that came at once with it.
@@ -61,7 +62,6 @@ class IncomingConnections {
             std::unique_ptr<transport::BulkReceipt> receipt);
   void keep(transport::ServerChannel& channel, transport::Message message, transport::Responder respond);
   std::vector<Early> take_early();  // in order of arrival
-  void drop_early(const transport::ServerChannel& channel, const Status& why);
   void drop_early(const Status& why);
 
  private:
@@ -82,6 +82,9 @@ class IncomingConnections {
   std::vector<transport::ServerChannel*> connections_of_strangers() const;
   // Closes a connection that does not belong to this job.
   void disconnect_stranger(transport::ServerChannel& channel);
+  void close(transport::ServerChannel& channel, const Status& why);
+  // A connection's early chunks and messages end with it, since its channel is destroyed.
+  void drop_early(const transport::ServerChannel& channel, const Status& why);
 
   const PeerOptions& options_;
   const Members& members_;

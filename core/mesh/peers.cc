@@ -366,7 +366,7 @@ void Peers::on_close(ServerChannel& channel, const Status& why) {
   if (!connection || closed_) return;
   const int32_t rank = connection->rank;
   if (opened_ && rank < 0 && connection->used) session_.on_learner_gone(channel.hello().worker_id);
-  if (!opened_ || rank < 0) return incoming_.drop_early(channel, why);  // its rank can no longer be checked
+  if (!opened_ || rank < 0) return;
   if (!members_.is_peer(rank) || has_left(rank)) return;
   // An attempt to connect that its worker has given up. If the worker is lost, the head notices.
   if (!connection->used) return departures_.note_end_of_connection(rank);

@@ -95,6 +95,23 @@ TEST(IncomingConnections, TheOneThatItsWorkerUsesClosesItsOtherAttempts) {
   EXPECT_EQ(worker.connections.admit(third).code(), Code::kExists);
 }
 
+TEST(IncomingConnections, EarlyMessagesEndWithTheirConnection) {
+  Worker worker;
+  Connection first("b", 1), second("b", 1);
+  for (Connection* each : {&first, &second}) ASSERT_TRUE(worker.connections.admit(*each).ok());
+  worker.connections.note_use(first);
+  worker.connections.open();
+  Answer of_first, of_second;
+  worker.connections.keep(first, transport::HasBegun{.view = 9}, of_first.responder());
+  worker.connections.note_use(second);
+  EXPECT_TRUE(first.closed);
+  EXPECT_TRUE(of_first.given());
+  worker.connections.keep(second, transport::HasBegun{.view = 9}, of_second.responder());
+  worker.connections.remove(second);
+  EXPECT_TRUE(of_second.given());
+  EXPECT_TRUE(worker.connections.take_early().empty());
+}
+
 TEST(IncomingConnections, StrangersThatCameBeforeTheViewWasKnownAreClosed) {
   Worker worker;
   Connection peer("b", 1), stranger("x", 1);
