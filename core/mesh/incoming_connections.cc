@@ -16,6 +16,9 @@ using transport::ServerChannel;
 
 namespace {
 constexpr size_t kClaimsOfARank = 4;  // connections of one rank that may wait for the view
+// Memory of an early chunk or message besides its data: Early, and the call that waits for its answer.
+constexpr size_t kEarlyBytes = 1024;
+static_assert(2 * sizeof(IncomingConnections::Early) <= kEarlyBytes);
 }  // namespace
 
 IncomingConnections::IncomingConnections(transport::Loop& loop, const PeerOptions& options,
@@ -190,36 +193,43 @@ void IncomingConnections::discard(uint64_t operation, const Status& why) {
 
 // ---- early chunks and messages
 
+// The windows of the peers, which receive_memory holds, count the data of chunks only.
 void IncomingConnections::keep(ServerChannel& channel, const BulkHeader& header,
                                std::unique_ptr<transport::BulkReceipt> receipt) {
-  const size_t nbytes = receipt->data().size();
+  const size_t nbytes = std::max(receipt->data().size(), kEarlyBytes);
   if (Status refused = check_early(nbytes); !refused.ok()) return receipt->finish(refused);
-  early_.push_back({&channel, nbytes, header, std::move(receipt)});
+  keep({&channel, nbytes, header, std::move(receipt)});
 }
 
 void IncomingConnections::keep(ServerChannel& channel, transport::Message message,
                                transport::Responder respond) {
-  const size_t nbytes = transport::encode(message).size();
+  const size_t nbytes = transport::encode(message).size() + kEarlyBytes;
   if (Status refused = check_early(nbytes); !refused.ok()) return respond(std::move(refused));
-  early_.push_back({&channel, nbytes, {}, nullptr, std::move(message), std::move(respond)});
+  keep({&channel, nbytes, {}, nullptr, std::move(message), std::move(respond)});
+}
+
+void IncomingConnections::keep(Early early) {
+  early_bytes_ += early.nbytes;
+  early_.push_back(std::move(early));
 }
 
 // A correct worker never sends this much before the receiver knows the view.
 Status IncomingConnections::check_early(size_t nbytes) const {
-  for (const Early& early : early_) nbytes += early.nbytes;
-  if (nbytes <= options_.receive_memory) return {};
+  if (early_bytes_ + nbytes <= options_.receive_memory) return {};
   return Status(Code::kLimit,
                 "the chunks and messages that came before their view was known would take more than "
                 "receive_memory");
 }
 
 std::vector<IncomingConnections::Early> IncomingConnections::take_early() {
+  early_bytes_ = 0;
   return std::exchange(early_, {});
 }
 
 void IncomingConnections::drop_early(const ServerChannel& channel, const Status& why) {
   for (Early& early : early_) {
     if (early.channel != &channel) continue;
+    early_bytes_ -= early.nbytes;
     early.receipt ? early.receipt->finish(why) : early.respond(why);
   }
   std::erase_if(early_, [&](const Early& early) { return early.channel == &channel; });

@@ -28,7 +28,7 @@ class IncomingConnections {
   };
   struct Early {  // a chunk or a message that came before open(), or before the view that it names
     transport::ServerChannel* channel;
-    size_t nbytes;
+    size_t nbytes;  // of memory
     transport::BulkHeader header;
     std::unique_ptr<transport::BulkReceipt> receipt;  // null: a message
     transport::Message message = transport::Empty{};
@@ -57,7 +57,7 @@ class IncomingConnections {
   // Stops writing chunks of this operation that arrive, and answers them with `why`.
   void discard(uint64_t operation, const Status& why);
 
-  // Keep a chunk or a message, unless all that are kept would exceed receive_memory.
+  // Keep a chunk or a message, unless all that are kept would take more memory than receive_memory.
   void keep(transport::ServerChannel& channel, const transport::BulkHeader& header,
             std::unique_ptr<transport::BulkReceipt> receipt);
   void keep(transport::ServerChannel& channel, transport::Message message, transport::Responder respond);
@@ -74,6 +74,7 @@ class IncomingConnections {
   Status check_others(const transport::ServerChannel& channel,
                       const std::vector<transport::ServerChannel*>& others, size_t most) const;
   Status check_early(size_t nbytes) const;
+  void keep(Early early);
   Status not_in_job(const transport::ServerChannel& channel) const;
   void update_ranks();
   // Connections that `chosen` returns true for, in order of arrival: a simulated job is the same each time.
@@ -94,6 +95,7 @@ class IncomingConnections {
   std::unordered_map<transport::ServerChannel*, Connection> connections_;
   uint64_t next_number_ = 0;
   std::vector<Early> early_;
+  size_t early_bytes_ = 0;  // of all in early_
 };
 
 }  // namespace dsgd

@@ -6,7 +6,9 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/mesh/peers.h"
 #include "tests/unit/membership/fakes.h"
@@ -93,6 +95,57 @@ TEST(IncomingConnections, TheOneThatItsWorkerUsesClosesItsOtherAttempts) {
   EXPECT_TRUE(first.closed);
   EXPECT_FALSE(second.closed);
   EXPECT_EQ(worker.connections.admit(third).code(), Code::kExists);
+}
+
+// Fills receive_memory with what came early. Returns the number of messages that were kept.
+size_t fill(Worker& worker, Connection& peer) {
+  size_t kept = 0;
+  for (bool refused = false; !refused; kept += refused ? 0 : 1) {
+    Answer answer;
+    worker.connections.keep(peer, transport::HasBegun{.view = 9}, answer.responder());
+    refused = answer.given();
+    EXPECT_TRUE(!refused || answer.status().code() == Code::kLimit) << answer.status().message();
+  }
+  return kept;
+}
+
+TEST(IncomingConnections, EarlyMessagesTakeNoMoreThanReceiveMemory) {
+  Worker worker;
+  worker.options.receive_memory = 1 << 20;
+  worker.connections.open();
+  Connection peer("b", 1), again("b", 1);
+  ASSERT_TRUE(worker.connections.admit(peer).ok());
+  const size_t kept = fill(worker, peer);
+  EXPECT_GT(kept, 100u);
+  EXPECT_LE(kept * sizeof(IncomingConnections::Early), worker.options.receive_memory);
+  EXPECT_EQ(fill(worker, peer), 0u);
+  EXPECT_EQ(worker.connections.take_early().size(), kept);
+  EXPECT_EQ(fill(worker, peer), kept) << "what was taken takes no more memory";
+  worker.connections.remove(peer);
+  ASSERT_TRUE(worker.connections.admit(again).ok());
+  EXPECT_EQ(fill(worker, again), kept) << "nor does what was dropped";
+}
+
+struct Chunk final : transport::BulkReceipt {
+  explicit Chunk(size_t nbytes) : bytes(nbytes) {}
+  std::span<const std::byte> data() const override { return bytes; }
+  void finish(const Status&) override {}
+  std::vector<std::byte> bytes;
+};
+
+// The windows of all peers together are no larger, so chunks of a correct worker are never refused.
+TEST(IncomingConnections, EarlyChunksMayFillReceiveMemory) {
+  Worker worker;
+  worker.options.receive_memory = 1 << 20;
+  worker.connections.open();
+  Connection peer("b", 1);
+  ASSERT_TRUE(worker.connections.admit(peer).ok());
+  for (size_t kept = 0; kept < worker.options.receive_memory; kept += 2048)
+    worker.connections.keep(peer, {}, std::make_unique<Chunk>(2048));
+  EXPECT_EQ(worker.connections.take_early().size(), worker.options.receive_memory / 2048);
+  const size_t least = worker.options.receive_memory / sizeof(IncomingConnections::Early);
+  for (size_t i = 0; i < 2 * least; ++i) worker.connections.keep(peer, {}, std::make_unique<Chunk>(1));
+  EXPECT_LE(worker.connections.take_early().size(), least) << "small ones take memory, too";
 }
 
 TEST(IncomingConnections, EarlyMessagesEndWithTheirConnection) {
