@@ -210,8 +210,10 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void on_late_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
     if (Status wrong = check_control(channel, "to join"); !wrong.ok()) return respond(std::move(wrong));
     request.member.rank = -1;  // it gets the last one
-    if (Worker* known = workers.by_request(request)) return answer_join(*known, channel, respond);
+    Worker* const known = workers.by_request(request);
+    if (known && !known->learner) return answer_join(*known, channel, respond);
     Status refused = refusal_at_end(request.member);
+    if (known && refused.ok()) return answer_join(*known, channel, respond);
     if (refused.ok()) refused = workers.check_join(request.member);
     if (refused.ok()) refused = gathering->check(request);
     if (!refused.ok()) return respond(std::move(refused));

@@ -46,7 +46,7 @@ void News::end_watch(size_t worker, const Status& why) {
 bool News::has_confirmed_all(size_t worker) { return row(worker).confirmed >= last(); }
 
 void News::forget_confirmed() {
-  uint64_t all = released_;
+  uint64_t all = std::min(released_, last() - (cause().ok() ? 0 : 1));
   for (const WorkerTable::Worker& worker : workers_) {
     const bool counts = !worker.left && worker.eviction.ok() && worker.connects();
     if (counts) all = std::min(all, row(worker.index()).confirmed);

@@ -37,7 +37,7 @@ class News {
   // ---- the record
   void write(transport::HeadRecord* record);
   void read(const transport::HeadRecord& record);
-  // The cause that ended the job; OK: none.
+  // The cause that ended the job; OK: none. It is the last news, and stays in the record.
   Status cause() const;
 
  private:

@@ -356,6 +356,35 @@ TEST_F(DurableHeadTest, AnotherHeadKnowsThatTheJobHasEndedWell) {
   }
 }
 
+TEST_F(DurableHeadTest, AGoodEndThatAllHaveConfirmedStaysInTheRecord) {
+  begin();
+  ask_to_join(name(3), incarnation(3));
+  store_->finish_all();
+  call(at(3).control, transport::Enter{3, 1});
+  store_->finish_all();
+  for (int i = 0; i < 3; ++i) {
+    call(at(i).control, transport::Leave{i, 2, {}, 7});
+    store_->finish_all();
+  }
+  call(at(3).control, transport::ReportCut{3, 1, Status(Code::kWorkerLost, "closed"), 2});
+  store_->finish_all();
+  for (uint64_t sequence = 0; sequence <= 5; ++sequence) watch(3, sequence);
+  transport::Progress progress;
+  progress.number = 3;
+  progress.view = 1;
+  progress.holds_state = true;  // stores the record
+  call(at(3).control, progress);
+  store_->finish_all();
+  restart_head();
+  EXPECT_EQ(call(at(3).control, transport::StatusRequest{}).message<transport::StatusReply>().state,
+            transport::StatusReply::State::kEnding);
+  loop_.advance(2 * kLeaseOfWorkers);
+  store_->finish_all();
+  loop_.advance(1ms);
+  ASSERT_EQ(ends_.size(), 1u);
+  EXPECT_TRUE(ends_[0].ok()) << ends_[0].message();
+}
+
 // It is lost after the workers with the state have left, and asks then.
 TEST_F(DurableHeadTest, AWorkerWithoutTheStateHearsWhyTheJobHasEnded) {
   begin();
@@ -576,6 +605,48 @@ TEST_F(DurableHeadTest, AWorkerThatLostTheReplyToItsJoinAsksAgain) {
   EXPECT_EQ(again.reply().members.size(), 3u);
   Worker& other = ask_to_join("w1", 555);
   EXPECT_EQ(other.join.status().code(), Code::kExists);
+}
+
+// Its connection breaks before it gets its answer.
+TEST_F(DurableHeadTest, ALearnerThatAsksAgainAfterTheEndIsRefused) {
+  for (const bool breaks : {false, true}) {
+    for (const bool other_head : {false, true}) {
+      SCOPED_TRACE(std::string(breaks ? "broken" : "all have left") + (other_head ? ", another head" : ""));
+      make_head();
+      workers_.clear();
+      begin();
+      ask_to_join(name(3), incarnation(3));
+      head_->on_close(at(3).control, Status(Code::kWorkerLost, "reset"));
+      if (breaks) {
+        call(at(1).control, transport::Report{1, 1, Status(Code::kAborted, "test").with_rank(1, "node-w1")});
+        store_->finish_all();
+      } else {
+        for (int i = 0; i < 3; ++i) leave(i);
+      }
+      if (other_head) restart_head();
+      const Answer asked = ask_to_join(name(3), incarnation(3)).join;
+      store_->finish_all();
+      ASSERT_TRUE(asked.given());
+      EXPECT_EQ(asked.status().code(), Code::kUnreachable) << "another job may begin at this address";
+      EXPECT_THAT(asked.status().message(), HasSubstr(breaks ? "is ending (test)" : "is ending"));
+    }
+  }
+}
+
+TEST_F(DurableHeadTest, ABrokenJobIsBrokenThoughAllHaveHeardItAndALearnerAsksAgain) {
+  begin();
+  ask_to_join(name(3), incarnation(3));
+  head_->on_close(at(3).control, Status(Code::kWorkerLost, "reset"));
+  call(at(1).control, transport::Report{1, 1, Status(Code::kAborted, "test").with_rank(1, "node-w1")});
+  store_->finish_all();
+  for (int i = 0; i < 3; ++i) watch(i, 1);
+  ask_to_join(name(3), incarnation(3));
+  call(at(2).control, transport::Leave{2, 1, {}, 7});  // stores the record
+  store_->finish_all();
+  restart_head();
+  const auto status = call(at(0).control, transport::StatusRequest{}).message<transport::StatusReply>();
+  EXPECT_EQ(status.state, transport::StatusReply::State::kFailed);
+  EXPECT_EQ(status.cause.code(), Code::kAborted);
 }
 
 TEST_F(DurableHeadTest, ALearnerComesBackAndEnters) {

@@ -119,5 +119,17 @@ TEST_F(NewsTest, OnlyNewsWithoutMembersIsTheEndOfTheJob) {
   EXPECT_EQ(news_.cause().code(), Code::kWorkerLost);
 }
 
+TEST_F(NewsTest, TheEndOfTheJobIsNotForgotten) {
+  add(7);
+  transport::WatchReply end;
+  end.news = Status(Code::kAborted, "test");
+  news_.add(end);
+  news_.release(2);
+  for (size_t worker : {0, 1}) watch(worker, 2);
+  EXPECT_EQ(kept(), 1u);
+  EXPECT_EQ(news_.cause().code(), Code::kAborted);
+  EXPECT_EQ(watch(0, 1).message<transport::WatchReply>().news.code(), Code::kAborted);
+}
+
 }  // namespace
 }  // namespace dsgd
