@@ -1,5 +1,7 @@
 #include "core/membership/progress.h"
 
+#include <algorithm>
+
 namespace dsgd {
 namespace {
 
@@ -12,18 +14,25 @@ constexpr size_t kRateReports = 8;  // the step rate is the mean over this numbe
 
 }  // namespace
 
+// In a longer time without a report, the worker or the head was stopped or cut off, perhaps with all others.
+Duration ProgressTable::counted(const Row& row, Time now) {
+  const Duration silence = now - row.arrived;
+  return row.interval > Duration{} ? std::min(silence, 2 * row.interval) : silence;
+}
+
 void ProgressTable::note(size_t worker, Progress report, Time now) {
   Row& row = rows_[worker];
-  // After a gap (a cut, a stop of the head) a wait begins anew: nothing is known of the time between.
+  const Duration uncounted = now - row.arrived - counted(row, now);
+  // After a gap of a lease a wait begins anew: nothing is known of the time between.
   const bool goes_on = is_fresh(row, now) && row.last->activity == Activity::kWaits &&
                        report.activity == Activity::kWaits && row.last->call == report.call &&
                        row.last->present_view == report.present_view;
-  if (!goes_on) row.waits_since = now;
+  row.waits_since = goes_on ? row.waits_since + uncounted : now;
   std::map<int32_t, Time> since;
   if (report.activity == Activity::kWaits) {
     for (const int32_t rank : report.waits_for) {
       const auto before = row.since.find(rank);
-      since[rank] = goes_on && before != row.since.end() ? before->second : now;
+      since[rank] = goes_on && before != row.since.end() ? before->second + uncounted : now;
     }
   }
   row.since = std::move(since);
@@ -31,6 +40,7 @@ void ProgressTable::note(size_t worker, Progress report, Time now) {
   if (row.last && (row.last->steps == 0 || report.steps < row.last->steps)) row.steps.clear();
   row.steps.emplace_back(now, report.steps);
   if (row.steps.size() > kRateReports) row.steps.pop_front();
+  row.interval = row.last ? now - row.arrived : Duration{};
   row.last = std::move(report);
   row.arrived = now;
 }
@@ -52,7 +62,7 @@ std::vector<ProgressTable::Straggler> ProgressTable::stragglers(std::span<const 
                                                                 uint64_t view, Duration timeout, size_t least,
                                                                 Time now) const {
   std::vector<const Member*> idle;
-  std::map<int32_t, std::pair<Time, size_t>> waited_for;  // by rank: since when, and by which worker
+  std::map<int32_t, Straggler> waited_for;  // by rank
   for (const Member& member : members) {
     const Row& row = rows_[member.worker];
     if (!is_fresh(row, now)) {
@@ -64,18 +74,19 @@ std::vector<ProgressTable::Straggler> ProgressTable::stragglers(std::span<const 
       idle.push_back(&member);
       continue;
     }
-    if (now - row.waits_since < timeout) return {};
+    const Time until = row.arrived + counted(row, now);
+    if (until - row.waits_since < timeout) return {};
     for (const auto& [rank, since] : row.since) {
-      const auto [first, fresh] = waited_for.try_emplace(rank, since, member.worker);
-      if (!fresh && since < first->second.first) first->second = {since, member.worker};
+      Straggler& longest = waited_for[rank];
+      if (until - since > longest.waited) longest = {.waited = until - since, .waiter = member.worker};
     }
   }
   if (members.size() - idle.size() < least) return {};
   std::vector<Straggler> found;
   for (const Member* member : idle) {
     const auto wait = waited_for.find(member->rank);
-    if (wait == waited_for.end() || now - wait->second.first < timeout) continue;
-    found.push_back({member->worker, now - wait->second.first, wait->second.second});
+    if (wait == waited_for.end() || wait->second.waited < timeout) continue;
+    found.push_back({member->worker, wait->second.waited, wait->second.waiter});
   }
   return found;
 }

@@ -33,9 +33,9 @@ class ProgressTable {
     int32_t rank;  // in the view
   };
   struct Straggler {
-    size_t worker;
-    transport::Duration waited;  // by the worker that has waited longest
-    size_t waiter;               // that worker
+    size_t worker = 0;
+    transport::Duration waited{};  // by the worker that has waited longest
+    size_t waiter = 0;             // that worker
   };
   // Returns the workers that have kept all others waiting for `timeout` or longer, if at least `least`
   // workers wait; else none. `members`: all workers of the view that are in the job.
@@ -51,11 +51,15 @@ class ProgressTable {
   struct Row {
     std::optional<transport::Progress> last;
     transport::Time arrived{};
-    transport::Time waits_since{};                           // in the present call, without a gap
-    std::map<int32_t, transport::Time> since;                // by rank of last->waits_for, without a gap
+    transport::Duration interval{};  // between the last two reports; 0: there is one
+    // Beginnings of waits, later by the time in them that does not count.
+    transport::Time waits_since{};                           // in the present call
+    std::map<int32_t, transport::Time> since;                // by rank of last->waits_for
     std::deque<std::pair<transport::Time, uint64_t>> steps;  // arrival and steps of the latest reports
   };
   bool is_fresh(const Row& row, transport::Time now) const { return row.last && now - row.arrived <= lease_; }
+  // The part of the time since the last report that counts as a wait: at most twice the interval before.
+  static transport::Duration counted(const Row& row, transport::Time now);
 
   const transport::Duration lease_;
   std::vector<Row> rows_;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cluster.h"
+#include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
@@ -94,6 +95,35 @@ TEST(Straggler, IsWaitedForBeforeTheTimeoutAndWithoutOne) {
     for (int rank = 0; rank < 3; ++rank) {
       EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
       EXPECT_EQ(results[static_cast<size_t>(rank)].size, 3);
+    }
+  }
+}
+
+// The program of rank 1 is late by less than straggler_timeout, and all processes are stopped meanwhile.
+TEST(Straggler, IsNotWaitedForWhileAllAreStopped) {
+  dsgd_test::Thinned thinned(3, 10);
+  for (const Duration stop : {1000ms, 1400ms, 1700ms, 1900ms, 3000ms}) {
+    for (Duration after = 1100ms; after < 2100ms; after += 70ms) {
+      if (thinned.skip_next()) continue;
+      SCOPED_TRACE(milliseconds_text(stop) + " after " + milliseconds_text(after));
+      ClusterOptions options = options_of(3, 1);
+      options.settings["lease"] = options.settings["straggler_timeout"] = "2s";
+      options.settings["heartbeat_interval"] = "200ms";
+      Cluster cluster(options, [&](Cluster& cluster, Session& session, int rank) {
+        StragglerModel model(session);
+        if (!cluster.note(rank, "start", [&] { return session.start(); })) return;
+        for (int k = 0; k < 8; ++k) {
+          for (int i = 0; i < (rank == 1 ? 100 : 10); ++i) cluster.pass_time(rank, 10ms);
+          if (!steps(cluster, session, rank, k, 1)) return;
+        }
+      });
+      cluster.world.run_for(after);
+      for (int rank = -1; rank < 3; ++rank) cluster.world.pause(cluster.process(rank));
+      cluster.world.run_for(stop);
+      for (int rank = -1; rank < 3; ++rank) cluster.world.resume(cluster.process(rank));
+      ASSERT_TRUE(cluster.run_until_ended(60s));
+      for (int rank = 0; rank < 3; ++rank) EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+      if (HasFailure()) return;
     }
   }
 }

@@ -160,6 +160,29 @@ TEST(Stragglers, AreNotKnownFromOldReports) {
   EXPECT_EQ(reports.stragglers(), Workers{2});
 }
 
+// All are stopped for a while, or the head is: no program was late then.
+TEST(Stragglers, AreNotWaitedForWhileNoReportsCome) {
+  Reports reports(3);
+  reports.go_on(kTimeout - 6 * kInterval, {{2}, {2}, kComputes});
+  for (int stop = 0; stop < 2; ++stop) {
+    reports.pass(kReportLease - kInterval);
+    reports.report({{2}, {2}, kComputes});
+    EXPECT_EQ(reports.stragglers(), Workers{});
+    reports.pass(kInterval);
+    reports.report({{2}, {2}, kComputes});
+  }
+  EXPECT_EQ(reports.stragglers(), Workers{2}) << "the wait goes on after the stops";
+}
+
+TEST(Stragglers, AreNotWaitedForByAWorkerWhoseReportsAreMissing) {
+  Reports reports(3);
+  reports.go_on(kTimeout, {{2}, kComputes, kComputes});
+  reports.go_on(kTimeout - 3 * kInterval, {{2}, {2}, kComputes});
+  reports.pass(kReportLease - kInterval);
+  reports.report({{2}, kSilent, kSilent});
+  EXPECT_EQ(reports.stragglers(), Workers{});
+}
+
 // Its last report says that it waits, but a report that does not come any more says nothing.
 TEST(Stragglers, IncludeAWorkerThatReportsNoMore) {
   Reports reports(3);
