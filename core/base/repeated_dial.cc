@@ -43,8 +43,9 @@ RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string>
     : network_(network),
       addresses_(std::move(addresses)),
       options_(std::move(options)),
-      period_(std::max<Duration>((options_.deadline - network.loop().now()) / kAttempts,
-                                 std::chrono::milliseconds(1))),
+      deadline_(options_.deadline),
+      period_(
+          std::max<Duration>((deadline_ - network.loop().now()) / kAttempts, std::chrono::milliseconds(1))),
       done_(std::move(done)),
       refusal_(refusal),
       last_(Code::kUnreachable,
@@ -56,9 +57,10 @@ std::shared_ptr<RepeatedDial> RepeatedDial::start(transport::Network& network,
                                                   Refusal refusal) {
   std::shared_ptr<RepeatedDial> dial(
       new RepeatedDial(network, std::move(addresses), std::move(options), std::move(done), refusal));
-  if (dial->addresses_.empty() || network.loop().now() >= dial->options_.deadline) {
+  if (dial->addresses_.empty() || network.loop().now() >= dial->deadline_) {
     network.loop().post([dial] { dial->end(dial->last_); });
   } else {
+    dial->due_ = network.loop().now();
     dial->attempt();
   }
   return dial;
@@ -67,12 +69,14 @@ std::shared_ptr<RepeatedDial> RepeatedDial::start(transport::Network& network,
 void RepeatedDial::attempt() {
   if (!done_) return;
   const Time now = network_.loop().now();
-  if (now >= options_.deadline) return end(last_);
+  // If this process was stopped, the peer may have been stopped with it.
+  if (now - due_ > kLiveAttempts * period_) deadline_ += now - due_;
+  if (now >= deadline_) return end(last_);
   // The first attempt has all the time, for a network that is only slow.
-  try_address(0, first_ ? options_.deadline : std::min(options_.deadline, now + kLiveAttempts * period_));
+  try_address(0, first_ ? deadline_ : std::min(deadline_, now + kLiveAttempts * period_));
   first_ = false;
-  network_.loop().schedule(std::min(options_.deadline, now + period_),
-                           [self = shared_from_this()] { self->attempt(); });
+  due_ = std::min(deadline_, now + period_);
+  network_.loop().schedule(due_, [self = shared_from_this()] { self->attempt(); });
 }
 
 void RepeatedDial::try_address(size_t index, Time until) {

@@ -28,7 +28,7 @@ class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {
   };
   // On the network's loop. `done` is called once, from a task of it: with the first connection, with a
   // refusal that ends the dial, or at the deadline with the error of the last attempt. Further connections
-  // are closed.
+  // are closed. The time for which this process is stopped does not count: the deadline is then later by it.
   static std::shared_ptr<RepeatedDial> start(transport::Network& network, std::vector<std::string> addresses,
                                              transport::DialOptions options, Done done,
                                              Refusal refusal = Refusal::kEnds);
@@ -45,8 +45,10 @@ class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {
   transport::Network& network_;
   const std::vector<std::string> addresses_;
   const transport::DialOptions options_;
+  transport::Time deadline_;
   const transport::Duration period_;
-  Done done_;  // null: it has ended
+  transport::Time due_{};  // of the next attempt
+  Done done_;              // null: it has ended
   const Refusal refusal_;
   bool first_ = true;
   Status last_;  // error

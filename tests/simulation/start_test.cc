@@ -2,7 +2,11 @@
 // were doing.
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "cluster.h"
+#include "tests/unit/sanitizer.h"
 
 namespace dsgd::simulation {
 namespace {
@@ -79,6 +83,42 @@ INSTANTIATE_TEST_SUITE_P(Workers, StoppedInStart,
                                                                        : "head_in_worker_0") +
                                   "_victim_" + std::to_string(info.param.victim);
                          });
+
+// All processes of the job are stopped while workers connect to each other, as on a suspended machine.
+TEST(AllStopped, WhileTheyConnectLosesNoWorker) {
+  const struct {
+    bool separate_head;
+    int joiners;  // start after 13 ms
+    Duration from, to;
+  } cases[] = {{false, 0, 0ms, 3ms}, {true, 0, 8ms, 12ms}, {false, 1, 13ms, 18ms}, {true, 1, 13ms, 18ms}};
+  dsgd_test::Thinned thinned(2, 7);
+  for (const auto& test : cases) {
+    for (Duration after = test.from; after < test.to; after += 97us) {
+      if (thinned.skip_next()) continue;
+      SCOPED_TRACE(std::string(test.separate_head ? "separate head" : "head in worker 0") + ", " +
+                   std::to_string(test.joiners) + " joiners, stopped after " + std::to_string(after / 1us) +
+                   " us");
+      Cluster cluster(
+          {.workers = 3,
+           .joiners = test.joiners,
+           .separate_head = test.separate_head,
+           .settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "5"}}},
+          [](Cluster& cluster, Session& session, int rank) { Cluster::train(cluster, session, rank, 120); });
+      if (test.joiners > 0) cluster.world.at(cluster.world.now() + 13ms, [&] { cluster.start_worker(3); });
+      cluster.world.run_for(after);
+      std::vector<transport::ProcessId> stopped;
+      for (int rank = test.separate_head ? -1 : 0; rank < cluster.all(); ++rank)
+        stopped.push_back(cluster.process(rank));
+      for (const transport::ProcessId process : stopped) cluster.world.pause(process);
+      cluster.world.run_for(700ms);
+      for (const transport::ProcessId process : stopped) cluster.world.resume(process);
+      ASSERT_TRUE(cluster.run_until_ended(60s));
+      for (int rank = 0; rank < cluster.all(); ++rank)
+        EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
+      if (HasFailure()) return;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace dsgd::simulation

@@ -72,8 +72,8 @@ class RepeatedDialTest : public testing::Test {
       options.closed = [this](const Status& why) { closed.push_back(why.message()); };
       dial = RepeatedDial::start(dials, {"peer:1"}, options,
                                  [this](Result<std::unique_ptr<ClientChannel>> result) {
-                                   ASSERT_TRUE(result.ok());
-                                   used = std::move(result).value()->address();
+                                   failed = !result.ok();
+                                   if (result.ok()) used = std::move(result).value()->address();
                                  });
     });
     world.run_for(1500ms);
@@ -87,11 +87,13 @@ class RepeatedDialTest : public testing::Test {
   }
 
   transport::SimWorld world{1};
-  std::unique_ptr<transport::Environment> environment = world.environment(world.start_process("host"));
+  const transport::ProcessId process = world.start_process("host");
+  std::unique_ptr<transport::Environment> environment = world.environment(process);
   std::unique_ptr<transport::Network> network = std::move(environment->new_network("net", 1 << 20)).value();
   Dials dials{*network};
   std::shared_ptr<RepeatedDial> dial;
   std::string used;
+  bool failed = false;
   std::vector<std::string> closed;
 };
 
@@ -112,6 +114,20 @@ TEST_F(RepeatedDialTest, TheEndOfTheUsedConnectionIsReportedThoughItComesEarly) 
   connect(0);
   EXPECT_EQ(used, "0");
   EXPECT_EQ(closed, std::vector<std::string>{"0"});
+}
+
+TEST_F(RepeatedDialTest, TheTimeOfAStopDoesNotCount) {
+  world.pause(process);
+  world.run_for(30s);
+  world.resume(process);
+  world.run_for(17s);  // it has 18 s left
+  EXPECT_FALSE(failed);
+  const size_t made = dials.made.size();
+  EXPECT_GT(made, 15u);
+  world.run_for(2s);
+  EXPECT_TRUE(failed);
+  connect(made - 1);
+  EXPECT_EQ(used, "") << "it comes too late";
 }
 
 }  // namespace
