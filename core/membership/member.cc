@@ -334,6 +334,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     stop_heartbeat({});
     log->info(describe_head(options.head, view) +
               " has left in good order; the remaining workers now probe each other");
+    refuse_entry();
   }
 
   // ---- a head that comes back
@@ -485,14 +486,19 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void enter(std::function<void(const Status&)> refused) {
     notify_refused = std::move(refused);
     if (has_head()) return call_enter();
-    later([](Impl& self) {
-      self.refuse(Status(Code::kUnreachable, describe_head(self.options.head, self.present) +
-                                                 " has gone, so this worker cannot join the job"));
-    });
+    refuse_entry();
   }
 
   void refuse(const Status& why) {
     if (auto notify = std::exchange(notify_refused, nullptr)) notify(why);
+  }
+
+  // The head has gone. A learner whose Enter it has not answered enters no view.
+  void refuse_entry() {
+    later([](Impl& self) {
+      self.refuse(Status(Code::kUnreachable, describe_head(self.options.head, self.present) +
+                                                 " has gone, so this worker cannot join the job"));
+    });
   }
 
   // If the connection ends, the Watch call in flight reports it.

@@ -364,6 +364,33 @@ Replica* add_model(Session& session, const std::string& device = "cpu") {
   return replica;
 }
 
+// All workers stop for a while and go on, so that the one that joins asks for its view when the host of the
+// head closes its session.
+TEST(Joining, EndsWhenTheHostOfTheHeadLeaves) {
+  int refused = 0;
+  for (const int steps : {90, 100, 110, 120, 125, 130}) {
+    for (uint64_t seed = 1; seed < 4; ++seed) {
+      Cluster cluster({.workers = 3,
+                       .joiners = 1,
+                       .seed = seed,
+                       .settings = {{"lease", "500ms"}, {"min_workers", "1"}, {"max_workers", "5"}}},
+                      [steps](Cluster& job, Session& session, int worker) {
+                        Cluster::train(job, session, worker, steps);
+                      });
+      cluster.world.at(cluster.world.now() + 13ms, [&] { cluster.start_worker(3); });
+      for (int w = 0; w < 4; ++w) cluster.world.pause(cluster.process(w));
+      cluster.world.run_for(700ms);
+      for (int w = 0; w < 4; ++w) cluster.world.resume(cluster.process(w));
+      ASSERT_TRUE(cluster.run_until_ended(60s)) << steps << " steps, seed " << seed << "\n"
+                                                << cluster.history(3);
+      const NotedCall* const start = cluster.call(3, "start");
+      refused +=
+          start && start->status.message().find("has gone, so this worker cannot join") != std::string::npos;
+    }
+  }
+  EXPECT_GT(refused, 0);
+}
+
 TEST(Joining, ACutIsNoticedInAJobThatHasBegunWithOneWorker) {
   const ClusterOptions options{
       .workers = 1,
