@@ -259,7 +259,8 @@ void Etcd::transact(std::string body, size_t values, size_t values_if_not, Done<
 void Etcd::read(const std::vector<std::string>& keys, Done<Reading> done) {
   json ranges = json::array();
   for (const std::string& key : keys) ranges.push_back(range_of(key));
-  transact(json{{"success", ranges}}.dump(), keys.size(), 0, std::move(done));
+  // Without conditions, a transaction cannot fail.
+  transact(json{{"success", ranges}}.dump(), keys.size(), keys.size(), std::move(done));
 }
 
 void Etcd::create(const std::string& key, const std::string& value, int64_t lease, const std::string& other,

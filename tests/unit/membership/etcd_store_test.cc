@@ -556,6 +556,7 @@ TEST_F(EtcdStoreTest, AnswersThatAreNotEtcdsAreRefused) {
       {200, "[]"},
       {200, "{}"},
       {200, R"({"header":{}})"},
+      {200, R"({"header":{"revision":"5"}})"},
       {200, R"({"header":{"revision":"x"}})"},
       {200, R"({"header":{"revision":"-5"}})"},
       {200, R"({"header":{"revision":"99999999999999999999"}})"},
