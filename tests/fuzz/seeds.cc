@@ -9,7 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/safetensors.h"
@@ -19,6 +22,7 @@
 
 using namespace dsgd;
 using namespace dsgd::transport;
+using namespace std::string_literals;
 
 namespace {
 
@@ -306,24 +310,63 @@ std::vector<Bytes> checkpoint_seeds() {
           text_seed(2, write_header(file) + std::string(24, 'x'))};
 }
 
+// ---- the configuration, and the answers of etcd
+
+Bytes bytes_of(std::string_view text) { return Bytes(text.begin(), text.end()); }
+
+std::vector<Bytes> config_seeds() {
+  return {bytes_of("DSGD_HEAD=10.0.0.1:7700\nDSGD_NUM_WORKERS=4\nDSGD_RANK=3\n\nlease = 3s\nspin = 50us\n"),
+          bytes_of("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=a\nMASTER_PORT=29500\n\nbucket_size = 4M  # bytes\n"),
+          bytes_of("OMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_RANK=0\nDSGD_HAED=a:1\n\nloss_scale = dynamic\n"
+                   "wire = fp16\nnonfinite = skip\n"),
+          bytes_of(
+              "SLURM_STEP_NUM_TASKS=2\nSLURM_PROCID=1\nSLURM_STEP_ID=0\nSLURM_JOB_ID=7\n"
+              "SLURM_STEP_NODELIST=n[1-3,7]\n\ndevices = cpu,cuda:0\ndevices_per_worker = 1\nports = 1-2\n")};
+}
+
+std::vector<Bytes> etcd_seeds() {
+  const std::string none =
+      R"(2{"header":{"revision":"5"},"succeeded":true,"responses":[{"response_range":{}},)"
+      R"({"response_range":{}}]})"
+      "\0"s;
+  const std::string lease = R"(2{"header":{"revision":"5"},"ID":"7","TTL":"10"})"
+                            "\0"s;
+  const std::string leader =
+      R"(2{"header":{"revision":"6"},"succeeded":true,"responses":[{"response_put":{}},{"response_range":{"kvs":[)"
+      R"({"value":"YQ==","create_revision":"6","mod_revision":"6","lease":"7"}],"count":"1"}},{"response_range":{}}]})"
+      "\0"s;
+  const std::string renewed = R"(2{"result":{"ID":"7","TTL":"10"}})"
+                              "\0"s;
+  const std::string stored =
+      R"(2{"header":{"revision":"7"},"succeeded":true,"responses":[{"response_put":{}}]})"
+      "\0"s;
+  const std::string refused = R"(1{"error":"etcdserver: no leader","code":14})"
+                              "\0"s;
+  return {bytes_of(none + lease + leader + stored + renewed + stored), bytes_of(refused + none + leader),
+          bytes_of(leader + leader + refused + renewed)};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: seeds checkpoint|codec|head|stream DIRECTORY\n");
+    std::fprintf(stderr, "usage: seeds checkpoint|codec|config|etcd|head|stream DIRECTORY\n");
     return 2;
   }
   const std::string name = argv[1];
-  if (name != "checkpoint" && name != "codec" && name != "head" && name != "stream") {
-    std::fprintf(stderr, "no corpus '%s': checkpoint, codec, head or stream\n", argv[1]);
+  const std::map<std::string, std::vector<Bytes> (*)()> corpora = {{"checkpoint", checkpoint_seeds},
+                                                                   {"codec", codec_seeds},
+                                                                   {"config", config_seeds},
+                                                                   {"etcd", etcd_seeds},
+                                                                   {"head", head_seeds},
+                                                                   {"stream", stream_seeds}};
+  if (corpora.count(name) == 0) {
+    std::fprintf(stderr, "no corpus '%s': checkpoint, codec, config, etcd, head or stream\n", argv[1]);
     return 2;
   }
   std::filesystem::create_directories(argv[2]);
   int n = 0;
-  for (const auto& seed : name == "checkpoint" ? checkpoint_seeds()
-                          : name == "codec"    ? codec_seeds()
-                          : name == "head"     ? head_seeds()
-                                               : stream_seeds()) {
+  for (const auto& seed : corpora.at(name)()) {
     std::ofstream file(std::filesystem::path(argv[2]) / ("seed-" + std::to_string(n++)), std::ios::binary);
     file.write(reinterpret_cast<const char*>(seed.data()), static_cast<std::streamsize>(seed.size()));
     if (!file.flush()) {
