@@ -782,7 +782,8 @@ DSGD_API double dsgd_loss_scale(const dsgd_session *session);
  * Blocks: with `op` NULL, up to `step_timeout`.
  * Errors: DSGD_ERR_UNSUPPORTED (this strategy or algorithm cannot run this job), DSGD_ERR_MISMATCH,
  * DSGD_ERR_STATE (a step is in flight), DSGD_ERR_LIMIT ("ps" cuts the model into more than 262144 ranges, and
- * views can change), and those of dsgd_step. */
+ * views can change), DSGD_ERR_VIEW_CHANGED (no worker has changed its strategy: make the call again), and
+ * those of dsgd_step. */
 DSGD_API int32_t dsgd_strategy_set(dsgd_session *session, const char *name, const char *options,
                                    const dsgd_op_options *op_options, dsgd_op **op, dsgd_error **error);
 
