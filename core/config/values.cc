@@ -90,10 +90,7 @@ std::string fault(const Rule& rule, std::string_view value, const std::vector<st
       if (std::find(words.begin(), words.end(), value) != words.end()) return "";
       const auto number = parse_integer(value);
       if (number && *number >= rule.minimum && *number <= rule.maximum) return "";
-      std::string names = words.front();
-      for (size_t i = 1; i < words.size(); ++i) names += ", " + words[i];
-      return "is not one of " + names + " or a whole number from " + std::to_string(rule.minimum) + " to " +
-             std::to_string(rule.maximum);
+      return std::string("is not one of ") + rule.key.range;
     }
     case Type::kDuration:
       return number_fault(rule, value, parse_duration(value),

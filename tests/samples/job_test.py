@@ -100,7 +100,7 @@ def outlives_kills(jobs, languages):
         if not report:
             continue
         case = f"--chaos, {strategy}"
-        for what in ("killed: worker ", "joined in place of a killed one: worker ", ", and it is started again"):
+        for what in ("killed: worker ", "joined in place of a killed one: worker ", "; it is started again"):
             expect(output.count(what) == 3, f"{case}: '{what}' three times", output)
         expect(len({worker["digest"] for worker in report["workers"]}) == 1, f"{case}: equal digests", output)
         expect(all(worker["accuracy"] >= 97 for worker in report["workers"]), f"{case}: accuracies of 97 % on", output)

@@ -209,7 +209,7 @@ std::vector<BadCall> session_cases() {
        }},
       {"dsgd_job_scale", "foreign config", kInvalid, "not a dsgd_config",
        [](W w, E e) { return dsgd_job_scale(foreign<dsgd_config>(w.shard), 2, 0, e); }},
-      {"dsgd_job_scale", "no workers", kInvalid, "workers = 0",
+      {"dsgd_job_scale", "no workers", kInvalid, "workers is 0",
        [](W w, E e) { return dsgd_job_scale(w.config, 0, 0, e); }},
       {"dsgd_job_scale", "bad time", kInvalid, "-2",
        [](W w, E e) { return dsgd_job_scale(w.config, 2, -2, e); }},

@@ -338,7 +338,7 @@ TEST(Plugin, AnswersThatDifferAfterAChangeOfParametersAreFoundInTheNextStep) {
         DSGD_OK_OR_FAIL(dsgd_parameter_set(parameters[1], "frozen=1", error_));
         Error error;
         EXPECT_EQ(dsgd_step(session, 1, nullptr, error), DSGD_ERR_MISMATCH) << error.message();
-        EXPECT_NE(error.message().find("who owns what"), std::string::npos) << error.message();
+        EXPECT_NE(error.message().find("the layout and the owners"), std::string::npos) << error.message();
       },
       in_turn([](dsgd_config* config, int turn) {
         register_strategy(
