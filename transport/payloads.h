@@ -123,7 +123,8 @@ struct ViewReport {
   double learning_rate = 0;
   uint64_t loads = 0;            // loads of checkpoints that have ended, except by a change of the view
   Code load_result = Code::kOk;  // of the last of these
-  bool prepared = false;         // it can apply a change that others may have applied
+  uint64_t applied_change = 0;   // call number of the last change of the plan; 0: none
+  uint64_t prepared_change = 0;  // of one that it can apply, and others may have applied; 0: none
   bool operator==(const ViewReport&) const = default;
 };
 

@@ -167,8 +167,15 @@ Result<LauncherNote> Config::read_launcher() {
       false};
 }
 
-std::vector<std::string> Config::warnings() const {
+std::vector<std::string> Config::warnings(bool for_head) const {
   std::vector<std::string> sentences;
+  // A head does not know the workers' step_timeout.
+  if (!for_head && duration("straggler_timeout") >= duration("step_timeout")) {
+    sentences.push_back("straggler_timeout = " + text("straggler_timeout") +
+                        " is not less than step_timeout = " + text("step_timeout") +
+                        ": a step without a limit of its own fails before the head evicts a straggler; set "
+                        "straggler_timeout lower, or step_timeout higher");
+  }
   for (const std::string& name : unknown_variables_) {
     sentences.push_back("unknown environment variable " + name + " is ignored" +
                         did_you_mean(nearest_name(name, config::environment_names()),
@@ -191,21 +198,9 @@ Status Config::with_misspelt_variables(const Status& status) const {
   return Status(status.code(), text).with_parameter(status.parameter());
 }
 
-// A head does not know the workers' step_timeout.
-Status Config::check_straggler_timeout() const {
-  if (duration("straggler_timeout") < duration("step_timeout")) return {};
-  return invalid(
-      "straggler_timeout",
-      "key 'straggler_timeout': '" + text("straggler_timeout") + "' is not less than step_timeout ('" +
-          text("step_timeout") +
-          "'), so that a step would fail before the head evicts a straggler; set straggler_timeout "
-          "lower, or step_timeout higher");
-}
-
 Status Config::validate(bool for_head) const {
   Status status = check_environment(for_head);
   if (status.ok()) status = check_together();
-  if (status.ok() && !for_head) status = check_straggler_timeout();
   return status.ok() ? status : with_misspelt_variables(status);
 }
 

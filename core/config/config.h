@@ -66,7 +66,7 @@ class Config {
   // One sentence for each unknown DSGD_* variable, with the nearest known one. It is no error: other software
   // uses such names, too (Kubernetes sets DSGD_HEAD_PORT for a service named dsgd-head). For the log of the
   // session or head.
-  std::vector<std::string> warnings() const;
+  std::vector<std::string> warnings(bool for_head = false) const;
 
   const std::string* get(std::string_view key) const;  // effective value; null: unknown key
   // Typed, for keys whose name is in the table and whose value has been validated. Values that stand for a
@@ -94,7 +94,6 @@ class Config {
   Status check_environment(bool for_head) const;
   Status check_together() const;
   Status check_tls() const;
-  Status check_straggler_timeout() const;
   Result<LauncherNote> read_launcher();
   Status with_misspelt_variables(const Status& status) const;
 

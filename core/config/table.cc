@@ -287,7 +287,8 @@ constexpr Rule kRules[] = {
      24 * kHour},
     {{"straggler_timeout", "duration", "0", "0 or 500ms..24h",
       "Time after which the head evicts a worker that all others wait for and that waits for none. The "
-      "others go on without it. At least `lease`, less than `step_timeout`. Needs min_workers less than "
+      "others go on without it. At least `lease`; should be less than `step_timeout`. Needs min_workers less "
+      "than "
       "num_workers, max_workers more, or rejoin_timeout. Equal on the head and all workers. 0: off.",
       "DSGD_STRAGGLER_TIMEOUT"},
      Type::kDuration,

@@ -161,7 +161,7 @@ void Calls::exchange(const std::shared_ptr<Call>& call, const BulkHeader& like, 
 
 bool Calls::idle() const {
   for (uint32_t channel = 0; channel < kChannels; ++channel) {
-    if (is_open(channel)) return false;
+    if (open(channel) > 0) return false;
   }
   return true;
 }

@@ -86,8 +86,8 @@ class Calls {
                 std::function<void(const Status&, const Parts&)> done);
 
   bool idle() const;
-  bool is_open(uint32_t channel) const {  // it has a call in flight
-    return channels_[channel].running > 0 || !channels_[channel].waiting.empty();
+  size_t open(uint32_t channel) const {  // operations of its calls in flight
+    return channels_[channel].running + channels_[channel].waiting.size();
   }
   // Until go_on() no operation begins; one that is scheduled ends with `why`.
   void stop(const Status& why) { stopped_ = why; }

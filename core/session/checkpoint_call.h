@@ -43,6 +43,9 @@ struct CheckpointCall {
   bool follows = false;  // this worker takes part only if the others load, too (Checkpoints::load)
   checkpoint::Store::Found found;
   checkpoint::Targets targets;
+  // Of the view in which all have read it. A worker that applies the load in a later view deals the samples
+  // alike.
+  std::shared_ptr<const Roster> roster;
   std::vector<std::shared_ptr<void>> values;               // by parameter
   std::vector<std::vector<std::shared_ptr<void>>> states;  // by parameter, by tensor
 };

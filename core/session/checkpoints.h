@@ -83,7 +83,7 @@ class Checkpoints {
   void read(const SharedCall& checkpoint);
   // `applied`: called once the replicas have the new values.
   void apply(const SharedCall& checkpoint, transport::Time deadline, const Done& applied);
-  void restore_shards(const checkpoint::Manifest& manifest);
+  void restore_shards(const checkpoint::Manifest& manifest, const Roster& roster);
 
   struct MissedLoad {
     uint64_t step;  // EngineState::next_step when it was missed

@@ -268,9 +268,11 @@ Status Checkpoints::make_targets(CheckpointCall* checkpoint) {
 void Checkpoints::read(const SharedCall& checkpoint) {
   const auto ended = [this, checkpoint](const Status& status) {
     checkpoint->mine.failure = status;
+    checkpoint->roster = state_.shards->roster();
     if (status.ok()) {
       checkpoint->kept = state_.prepare(
-          {[this, checkpoint](const Done& applied) { apply(checkpoint, state_.calls.deadline(), applied); },
+          {*checkpoint->call,
+           [this, checkpoint](const Done& applied) { apply(checkpoint, state_.calls.deadline(), applied); },
            [this, checkpoint](const Status& why) { queue_.end(checkpoint, why); }});
     }
     exchange_reports(checkpoint, [this, checkpoint](const Reports&) {
@@ -305,9 +307,10 @@ void Checkpoints::apply(const SharedCall& checkpoint, transport::Time deadline, 
       state_.model.updates[parameter->index] = updates[parameter->name];
     state_.model.optimizer->set_learning_rate(manifest.learning_rate);
     state_.model.loss_scale.restore(manifest.loss_scale, static_cast<int>(manifest.loss_scale_steps));
-    restore_shards(manifest);
+    restore_shards(manifest, *checkpoint->roster);
     state_.next_step = manifest.step;
     state_.step.set_version(++state_.strategy_version);
+    state_.applied_change = checkpoint->call->number;
     state_.torn = {};
     state_.last_step_failed = state_.compared = false;
     state_.log->info("loaded the checkpoint '" + checkpoint->found.path + "': step " +
@@ -330,7 +333,7 @@ void Checkpoints::apply(const SharedCall& checkpoint, transport::Time deadline, 
 }
 
 // Restores each saved shard into the first live one, in the order of creation, that reads the same data.
-void Checkpoints::restore_shards(const Manifest& manifest) {
+void Checkpoints::restore_shards(const Manifest& manifest, const Roster& roster) {
   auto live = state_.shards->live();
   for (const Manifest::Shard& saved : manifest.shards) {
     const auto same = std::find_if(live.begin(), live.end(), [&](const auto& known) {
@@ -338,7 +341,7 @@ void Checkpoints::restore_shards(const Manifest& manifest) {
           [&](const Shard& shard) { return shard.same_data(saved.samples, saved.seed, saved.shuffle); });
     });
     if (same == live.end()) continue;
-    state_.shards->restore(*same, ledger_for(saved, state_.shards->roster()->workers));
+    state_.shards->restore(*same, ledger_for(saved, roster.workers));
     live.erase(same);
   }
 }

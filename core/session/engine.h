@@ -234,7 +234,7 @@ class Engine final : public SessionEvents {
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   void report();
   void send_report(const std::shared_ptr<Call>& call);
-  void apply_prepared(const std::shared_ptr<Call>& call, uint64_t version);
+  void apply_prepared(const std::shared_ptr<Call>& call, uint64_t change);
   void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
   void on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded);
   void report_samples(transport::ViewReport* mine) const;

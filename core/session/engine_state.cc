@@ -136,7 +136,14 @@ bool EngineState::prepare(PreparedChange change) {
 
 bool EngineState::leaves_to_reports(bool kept) {
   if (kept && !entering) prepared.reset();
-  return kept && entering;
+  if (!kept || !entering) return false;
+  loop.schedule(prepared->call.deadline, [this, number = prepared->call.number,
+                                          alive = std::weak_ptr(alive)] {
+    if (alive.expired() || !prepared || prepared->call.number != number) return;
+    prepared->end(Status(Code::kTimeout, "the workers of the job were changing, and have not agreed within " +
+                                             prepared->call.limit + " on this call; it may still succeed"));
+  });
+  return true;
 }
 
 void EngineState::refuse_next_call(uint32_t channel, const std::string& name, const Status& why) {

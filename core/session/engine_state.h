@@ -34,7 +34,8 @@ using HostValues = std::vector<std::shared_ptr<void>>;
 // view changes now, some may have applied it. The reports of the new view decide (ViewDecision).
 struct PreparedChange {
   using Done = std::function<void(const Status&)>;
-  std::function<void(Done)> apply;  // ends the host's call, then calls its argument
+  Call call;                        // that all workers make
+  std::function<void(Done)> apply;  // ends the host's call unless it has ended, then calls its argument
   Done end;                         // ends the host's call without the change
 };
 
@@ -74,6 +75,7 @@ struct EngineState {
   uint64_t next_step = 0;
   uint64_t strategy_version = 0;  // number of changes of the strategy and of loaded checkpoints
   int changes = 0;                // of these, in progress: begin_change()
+  uint64_t applied_change = 0;    // number of the last of these calls that has succeeded
   std::optional<PreparedChange> prepared;
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
   uint32_t total_replicas = 1;        // of all workers
@@ -112,7 +114,8 @@ struct EngineState {
   // Keeps `change` for a change of the view. False: views do not change, or another change is prepared.
   bool prepare(PreparedChange change);
   // Returns whether a change that prepare() has kept, or not (`kept`), is left to the reports of a new view.
-  // Else its worker knows the result now, and it is no longer kept.
+  // Its call then still ends by its deadline. Else this worker knows the result now, and the change is no
+  // longer kept.
   bool leaves_to_reports(bool kept);
   // This worker rejects the channel's next call, which all workers make together.
   void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);

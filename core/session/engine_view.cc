@@ -79,10 +79,11 @@ Status Engine::admit_call() {
 }
 
 // Whether collectives of the host are open, rather than a start, which begins again, or a checkpoint of an
-// interval.
+// interval. A prepared change does not count: the host may not see that the view has changed.
 bool Engine::has_host_calls() const {
   for (uint32_t channel = start_.pending() ? 1 : 0; channel < kCheckpointChannel; ++channel) {
-    if (state_.calls.is_open(channel)) return true;
+    const bool prepares = state_.prepared && channel_of(state_.prepared->call.number) == channel;
+    if (state_.calls.open(channel) > (prepares ? 1 : 0)) return true;
   }
   return false;
 }
@@ -99,7 +100,7 @@ void Engine::enter_view() {
   if (fetcher_) fetcher_->stop_fetching_rest();
   state_.giver.change_view(state_.mesh->members().view().members, next.view.members);
   last_step_.forget_answers();
-  const bool fails_calls = !std::exchange(state_.recovering, true) && has_host_calls() && !state_.prepared;
+  const bool fails_calls = !std::exchange(state_.recovering, true) && has_host_calls();
   agreed_ = false;
   state_.calls.stop(why);
   state_.mesh->change_view(next.view, why);
@@ -164,7 +165,8 @@ void Engine::send_report(const std::shared_ptr<Call>& call) {
   mine.calls = state_.calls.next_indexes();
   checkpoints_.report(&mine);
   report_samples(&mine);
-  mine.prepared = state_.prepared.has_value();
+  mine.applied_change = state_.applied_change;
+  mine.prepared_change = state_.prepared ? state_.prepared->call.number : 0;
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
                         transport::encode(mine), "the change to view " + std::to_string(view()),
                         state_.in_view([this, call](const Status& status, const Calls::Parts& all) {
@@ -190,9 +192,10 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   const auto decided = decide(reports.value(), state_.mesh->members(), state_.view_cause);
   if (!decided.ok()) return fail(decided.status(), true);
   const ViewDecision& decision = decided.value();
-  if (decision.apply_version > 0) return apply_prepared(call, decision.apply_version);
+  if (decision.apply > 0) return apply_prepared(call, decision.apply);
   if (const auto unused = std::exchange(state_.prepared, std::nullopt)) {
-    reported_view_ = view();
+    // As has_host_calls(): the host has now seen the view.
+    if (channel_of(unused->call.number) < kCheckpointChannel) reported_view_ = view();
     unused->end(view_changed(state_.mesh->members().view()));
   }
   const ViewReport& source = reports.value()[static_cast<size_t>(decision.source)];
@@ -223,8 +226,8 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
 
 // A change of the strategy, or a load, was applied by some workers when the view changed. A worker applies
 // only what all have prepared, so the others apply it now. Then all report again.
-void Engine::apply_prepared(const std::shared_ptr<Call>& call, uint64_t version) {
-  if (!state_.prepared || state_.strategy_version == version) return send_report(call);
+void Engine::apply_prepared(const std::shared_ptr<Call>& call, uint64_t change) {
+  if (!state_.prepared || state_.prepared->call.number != change) return send_report(call);
   state_.log->info("this worker applies the change that it has prepared, since others have applied it");
   const auto prepared = std::exchange(state_.prepared, std::nullopt);
   prepared->apply(state_.in_view(

@@ -206,7 +206,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
                                                         std::unique_ptr<transport::Environment> environment,
                                                         std::shared_ptr<Log> log) {
   DSGD_RETURN_IF_ERROR(config.validate(true));
-  for (const std::string& warning : config.warnings()) log->warning(warning);
+  for (const std::string& warning : config.warnings(true)) log->warning(warning);
   std::string address = config.text("head");
   if (address.empty()) {
     return Status(Code::kInvalidArgument,

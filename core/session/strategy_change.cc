@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "core/base/join.h"
 #include "core/base/text.h"
@@ -46,14 +47,19 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
   if (Status status = state_.admit_call(); !status.ok()) return done(status);
   done = state_.begin_change(std::move(done));
   const std::shared_ptr<Call> call = state_.calls.begin(&done, options);
+  done = [host = std::make_shared<Done>(std::move(done))](const Status& status) {
+    if (const Done end = std::exchange(*host, nullptr)) end(status);  // null: it has timed out in a new view
+  };
   auto planned = state_.plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);
   const Status unusable = planned.status();
   const auto plan = std::make_shared<const Plan>(unusable.ok() ? std::move(planned).value() : Plan());
   if (!state_.mesh)
-    return unusable.ok() ? replace_plan(call->deadline, plan, std::move(done)) : done(unusable);
+    return unusable.ok() ? replace_plan(*call, call->deadline, plan, std::move(done)) : done(unusable);
   const PreparedChange change = {
-      [this, strategy, done](const Done& applied) { apply_in_view(strategy, done, applied); }, done};
+      *call,
+      [this, call, strategy, done](const Done& applied) { apply_in_view(call, strategy, done, applied); },
+      done};
   // State that has to move is not here yet.
   const bool kept = unusable.ok() && !state_.step.updates_at_owner() && state_.prepare(change);
   state_.calls.exchange(
@@ -75,7 +81,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
         move_state(call, [this, call, plan, done, change](const Status& moved) {
           if (!moved.ok()) return done(moved);
           agree_on_moved_state(call, change, [this, call, plan, done](const Status& agreed) {
-            agreed.ok() ? replace_plan(call->deadline, plan, done) : done(agreed);
+            agreed.ok() ? replace_plan(*call, call->deadline, plan, done) : done(agreed);
           });
         });
       });
@@ -94,7 +100,8 @@ void StrategyChange::agree_on_moved_state(const std::shared_ptr<Call>& call, con
 }
 
 // Another worker has made the change in the earlier view.
-void StrategyChange::apply_in_view(const StrategySpec& strategy, const Done& done, const Done& applied) {
+void StrategyChange::apply_in_view(const std::shared_ptr<Call>& call, const StrategySpec& strategy,
+                                   const Done& done, const Done& applied) {
   auto planned = state_.plan_of(strategy);
   const auto end = [this, done, applied](const Status& status) {
     placement_.note_all_held();  // no step has been made since
@@ -102,12 +109,14 @@ void StrategyChange::apply_in_view(const StrategySpec& strategy, const Done& don
     applied(status);
   };
   if (!planned.ok()) return end(planned.status());
-  replace_plan(state_.calls.deadline(), std::make_shared<const Plan>(std::move(planned).value()), end);
+  replace_plan(*call, state_.calls.deadline(), std::make_shared<const Plan>(std::move(planned).value()), end);
 }
 
 // A change of the view waits until the new plan holds.
-void StrategyChange::replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced) {
+void StrategyChange::replace_plan(const Call& call, transport::Time deadline,
+                                  std::shared_ptr<const Plan> plan, Done replaced) {
   ++state_.strategy_version;
+  state_.applied_change = call.number;
   state_.giver.drop_all(Status(StateGiver::kNotNow, "it is changing the strategy"));
   state_.applying = true;
   const Done done = [this, replaced = std::move(replaced)](const Status& status) {

@@ -20,10 +20,12 @@ class StrategyChange {
   Status replan();  // the settings of parameters have changed
 
  private:
-  void replace_plan(transport::Time deadline, std::shared_ptr<const Plan> plan, Done replaced);
+  void replace_plan(const Call& call, transport::Time deadline, std::shared_ptr<const Plan> plan,
+                    Done replaced);
   void move_state(const std::shared_ptr<Call>& call, Done done);
   void agree_on_moved_state(const std::shared_ptr<Call>& call, const PreparedChange& change, Done agreed);
-  void apply_in_view(const StrategySpec& strategy, const Done& done, const Done& applied);
+  void apply_in_view(const std::shared_ptr<Call>& call, const StrategySpec& strategy, const Done& done,
+                     const Done& applied);
   void gather_state(const std::shared_ptr<Call>& call, std::shared_ptr<const Plan> plan, size_t index,
                     size_t tensor, Done done);
 

@@ -33,15 +33,16 @@ Result<ViewDecision> decide(const std::vector<ViewReport>& reports, const Member
     return Status(Code::kWorkerLost, cause.message() + "; " + consequence + "; start the job again")
         .with_rank(cause.rank(), cause.host());
   };
-  uint64_t version = 0;
+  std::pair<uint64_t, uint64_t> last;  // number of changes, and the call of the last one
   for (const ViewReport& report : reports)
-    if (!report.learner) version = std::max(version, report.strategy_version);
-  const auto only_prepared = [version](const ViewReport& report) {
-    return !report.learner && report.prepared && report.strategy_version + 1 == version;
+    if (!report.learner) last = std::max(last, {report.strategy_version, report.applied_change});
+  const auto only_prepared = [last](const ViewReport& report) {
+    return !report.learner && report.prepared_change > 0 && report.prepared_change == last.second &&
+           report.strategy_version < last.first;
   };
   if (std::any_of(reports.begin(), reports.end(), only_prepared)) {
     ViewDecision decision;
-    decision.apply_version = version;
+    decision.apply = last.second;
     return decision;
   }
   const auto behind = [](const ViewReport& a, const ViewReport& b) {

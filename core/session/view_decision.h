@@ -13,9 +13,9 @@
 namespace dsgd {
 
 struct ViewDecision {
-  // Not 0: some workers have applied a change, by which they have this strategy_version. Those that have only
-  // prepared it apply it now, and all report again. Nothing else is decided.
-  uint64_t apply_version = 0;
+  // Not 0: some workers have applied the change of this call, and others have only prepared it. These apply
+  // it now, and all report again. Nothing else is decided.
+  uint64_t apply = 0;
   int32_t source = 0;              // rank with the most steps, not a learner; the lowest of several
   std::vector<int32_t> copiers;    // workers that are a step behind, and learners
   std::vector<int32_t> learners;   // the learners among `copiers`

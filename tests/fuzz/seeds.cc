@@ -173,7 +173,8 @@ std::vector<Bytes> codec_seeds() {
                                                 0.1,
                                                 2,
                                                 Code::kNotFound,
-                                                true})));
+                                                5,
+                                                6})));
   const SampleLedger ledger{0, 100, 1, true, 2, 3, 0, 2, true, 40, 2, {{5, 0, 1, 2, 3, {{10, 3, 5}}}, {}}};
   seeds.push_back(
       payload(18, encode(SampleReport{false, {1, {{0, 2, 3, 0, 5}}}, {}, {}, {{5, {1, {}}}}, {ledger}})));

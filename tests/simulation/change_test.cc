@@ -5,11 +5,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cluster.h"
+#include "tests/unit/checkpoint/memory_files.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
@@ -212,6 +217,157 @@ TEST(Change, ALossDuringAChangeOfStrategyLeavesAllOthersWithIt) {
   if (kChangeStride == 1) {  // with a larger stride there may be too few moments
     EXPECT_GT(applied, 0);
   }
+}
+
+bool has_applied_what_it_prepared(const Cluster& cluster, int worker) {
+  const auto& log = cluster.log(worker);
+  return std::any_of(log.begin(), log.end(), [](const std::string& line) {
+    return line.find("applies the change that it has prepared") != line.npos;
+  });
+}
+
+void add_small_model(Session& session) {
+  const int64_t count = 4;
+  (void)session.set_optimizer("sgd", "lr=1");
+  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
+  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
+  std::fill_n(static_cast<float*>(memory->gradient), count, 1.0f);
+  std::fill_n(static_cast<float*>(memory->value), count, 0.0f);
+}
+
+Status load(Session& session) {
+  return wait_for(session, session.load_checkpoint("./model", Session::Mode::kWait));
+}
+
+// Worker 0 loads in the first view and draws samples before the second one, in which worker 1 loads.
+TEST(Change, ALoadInALaterViewDealsTheSamplesAlike) {
+  constexpr uint64_t kSamples = 60;
+  int applied = 0;
+  for (const int savers : {1, 3}) {
+    for (Duration cut = 0us; cut < 1200us; cut += 200us) {
+      std::map<int64_t, int> times;
+      const auto draw = [&times](Session& session, SharedShard& shard, size_t most) {
+        std::vector<int64_t> samples(most);
+        std::optional<size_t> count;
+        while (!(count = shard.next(samples.data(), most))) {
+          if (!session.wait_for_samples(shard).ok()) return size_t{0};
+        }
+        for (size_t i = 0; i < *count; ++i) ++times[samples[i]];
+        return *count;
+      };
+      const auto disk = std::make_shared<dsgd_test::MemoryDisk>();
+      Cluster before({.workers = savers, .separate_head = true, .files = true, .disk = disk},
+                     [&](Cluster& job, Session& session, int worker) {
+                       add_small_model(session);
+                       const auto shard = session.add_shard(kSamples, 3, false);
+                       if (!job.note(worker, "start", [&] { return session.start(); })) return;
+                       draw(session, *shard, 3);
+                       StepResult result;
+                       job.note(worker, "step", [&] { return session.step(1, &result); });
+                       job.note(worker, "save", [&] {
+                         return wait_for(session, session.save_checkpoint("./model", Session::Mode::kWait));
+                       });
+                     });
+      ASSERT_TRUE(before.run_until_ended(60s));
+      Cluster cluster({.workers = 3,
+                       .separate_head = true,
+                       .files = true,
+                       .disk = disk,
+                       .settings = {{"min_workers", "1"}, {"lease", "1s"}}},
+                      [&](Cluster& job, Session& session, int worker) {
+                        add_small_model(session);
+                        const auto shard = session.add_shard(kSamples, 3, false);
+                        if (!job.note(worker, "start", [&] { return session.start(); })) return;
+                        if (worker == 2) {
+                          const transport::Time at = job.world.now() + cut;
+                          job.world.at(at, [&job] { job.world.block(job.process(2), job.process(1)); });
+                          job.world.at(at + 20ms, [&job] { job.world.kill(job.process(2), Death::kSilent); });
+                        }
+                        Status loaded;
+                        do {
+                          loaded = load(session);
+                        } while (loaded.code() == Code::kViewChanged);
+                        if (!job.note(worker, "load", [&] { return loaded; }) || worker == 2)
+                          return job.pass_time(worker, 1s);
+                        StepResult result;
+                        while (!result.all_done) {
+                          const double weight = draw(session, *shard, 2) > 0 ? 1 : 0;
+                          if (!job.note(worker, "step", [&] { return session.step(weight, &result); }))
+                            return;
+                        }
+                      });
+      ASSERT_TRUE(cluster.run_until_ended(60s)) << cluster.histories();
+      applied += has_applied_what_it_prepared(cluster, 1);
+      for (uint64_t sample = 0; sample < kSamples; ++sample) {
+        EXPECT_EQ(times[static_cast<int64_t>(sample)], 1)
+            << "sample " << sample << ", saved by " << savers << ", cut after " << cut.count() << " ns";
+        if (HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(applied, 0);
+}
+
+// Worker 1 stops, so the workers of the new view cannot agree before the call's limit.
+TEST(Change, EndsByItsDeadlineWhileTheViewChanges) {
+  Cluster cluster({.workers = 3, .separate_head = true, .settings = {{"min_workers", "1"}, {"lease", "8s"}}},
+                  [](Cluster& job, Session& session, int worker) {
+                    add_small_model(session);
+                    if (!job.note(worker, "start", [&] { return session.start(); })) return;
+                    if (worker == 2) {
+                      const transport::Time now = job.world.now();
+                      job.world.at(now + 95ms, [&job] { job.world.pause(job.process(1)); });
+                      job.world.at(now + 100ms, [&job] { job.world.kill(job.process(2), Death::kReset); });
+                      job.world.at(now + 30s, [&job] { job.world.resume(job.process(1)); });
+                      return job.pass_time(worker, 20s);
+                    }
+                    job.note(worker, "change", [&] {
+                      return wait_for(session, session.set_strategy("ps", "copies=2", Session::Mode::kWait,
+                                                                    {.timeout = 500ms}));
+                    });
+                  });
+  EXPECT_TRUE(cluster.run_until_ended(60s));
+  const NotedCall* const change = cluster.call(0, "change");
+  ASSERT_TRUE(change);
+  EXPECT_EQ(change->status.code(), Code::kTimeout) << change->status.message();
+  EXPECT_LE(change->ended - change->began, 600ms);
+}
+
+// Each worker has an all-reduce of another channel in flight, which a view ends. So the host knows the view.
+TEST(Change, AViewFailsTheCallsOfOtherChannelsOnceOnEachWorker) {
+  int applied = 0;
+  for (Duration cut = 0us; cut < 600us; cut += 20us) {
+    Cluster cluster({.workers = 3,
+                     .separate_head = true,
+                     .settings = {{"min_workers", "1"}, {"lease", "1s"}, {"step_timeout", "5s"}}},
+                    [&](Cluster& job, Session& session, int worker) {
+                      add_small_model(session);
+                      int32_t value = 1;
+                      if (!job.note(worker, "start", [&] { return session.start(); })) return;
+                      const auto sum = [&] {
+                        return session.allreduce(&value, &value, sizeof value, DType::kInt32, Reduction::kSum,
+                                                 Session::Mode::kQueue, {.channel = 1});
+                      };
+                      std::shared_ptr<Operation> open;
+                      if (worker == 2) {
+                        const transport::Time at = job.world.now();
+                        job.world.at(at + cut, [&job] { job.world.block(job.process(2), job.process(1)); });
+                        job.world.at(at + 20ms, [&job] { job.world.kill(job.process(2), Death::kReset); });
+                      } else {
+                        open = sum().value();
+                      }
+                      job.note(worker, "change", [&] { return session.set_strategy("simple", ""); });
+                      job.pass_time(worker, 100ms);
+                      job.note(worker, "sum", [&] { return wait_for(session, sum()); });
+                    });
+    ASSERT_TRUE(cluster.run_until_ended(60s));
+    if (!has_applied_what_it_prepared(cluster, 1)) continue;
+    ++applied;
+    for (int worker : {0, 1})
+      EXPECT_TRUE(cluster.call(worker, "sum")->status.ok()) << cluster.history(worker);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(applied, 0);
 }
 
 // A program that was started again makes this call, since it cannot know whether the job still runs.

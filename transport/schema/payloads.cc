@@ -247,7 +247,8 @@ std::vector<std::byte> encode(const ViewReport& report) {
     to.setLearningRate(report.learning_rate);
     to.setLoads(report.loads);
     to.setLoadResult(static_cast<int32_t>(report.load_result));
-    to.setPrepared(report.prepared);
+    to.setAppliedChange(report.applied_change);
+    to.setPreparedChange(report.prepared_change);
   });
 }
 
@@ -272,7 +273,8 @@ Result<ViewReport> decode_view_report(std::span<const std::byte> bytes) {
     to->outcome.nonfinite_parameter = from.getNonfiniteParameter();
     check.numbers(from.getCalls(), &to->calls, kMaxChannels, "list of calls");
     to->learner = from.getLearner();
-    to->prepared = from.getPrepared();
+    to->applied_change = from.getAppliedChange();
+    to->prepared_change = from.getPreparedChange();
     to->signature = from.getSignature();
     to->signature_length = from.getSignatureLength();
     to->samples.assign(from.getSamples().begin(), from.getSamples().end());

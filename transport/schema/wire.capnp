@@ -458,7 +458,8 @@ struct ViewReport {
   learningRate @23 :Float64;
   loads @24 :UInt64;
   loadResult @25 :Int32;  # as in Status
-  prepared @26 :Bool;
+  appliedChange @26 :UInt64;  # call numbers
+  preparedChange @27 :UInt64;
 }
 
 struct SamplePart {

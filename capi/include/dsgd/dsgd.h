@@ -143,7 +143,7 @@
  *                                other, if fewer than min_workers would be left, or if the worker hosts the
  *                                head.
  *                                `stall_warning` only warns. `step_timeout` fails the step on all workers, so
- *                                straggler_timeout must be less, by a few heartbeat intervals.
+ *                                straggler_timeout should be less, by a few heartbeat intervals.
  *              Requirements:
  *                - Start the head with `dsgd head`. The loss of a worker that hosts the head ends the job.
  *                  With the key `head_state` the head may be lost, too: see dsgd_head_start.
@@ -458,8 +458,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               dsgd_log_fd, dsgd_op_*, and dsgd_queue_poll and dsgd_log_poll until their queues are empty.
  *               The host owns its buffers again.
  *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within
- *               timeout_ms. A step with unmarked gradients fails at once, here with DSGD_ERR_CLOSED. If views
- *               can change, the others make it in a view without this worker. Else it fails on all workers:
+ *               timeout_ms. A step with unmarked gradients fails here with DSGD_ERR_CLOSED: at once, or, if
+ *               views can change, after the wait for the last step. If views can change, the others make it
+ *               in a view without this worker. Else it fails on all workers:
  *               there with DSGD_ERR_WORKER_LOST and this worker's rank, and later steps with DSGD_ERR_TORN. A
  *               worker that closes between steps takes no part in later steps; those of the others go on (see
  *               dsgd_step).

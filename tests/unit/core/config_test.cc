@@ -564,14 +564,6 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
        Code::kInvalidArgument,
        "straggler_timeout",
        "'9s' is less than lease ('10s')"},
-      {{{"num_workers", "4"},
-        {"head", "h:1"},
-        {"min_workers", "3"},
-        {"straggler_timeout", "20s"},
-        {"step_timeout", "20s"}},
-       Code::kInvalidArgument,
-       "straggler_timeout",
-       "'20s' is not less than step_timeout ('20s')"},
       {{{"num_workers", "4"}, {"head", "h:1"}, {"servers", "5"}},
        Code::kInvalidArgument,
        "servers",
@@ -640,9 +632,14 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
     const Status status = with(values).validate();
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  const Values head = {
-      {"num_workers", "4"}, {"head", "h:1"}, {"min_workers", "3"}, {"straggler_timeout", "400s"}};
-  EXPECT_TRUE(with(head).validate(true).ok()) << "step_timeout is a key of the workers";
+}
+
+TEST(Config, a_straggler_timeout_that_is_not_below_step_timeout_is_a_warning_of_workers) {
+  const Config config = with({{"straggler_timeout", "20s"}, {"step_timeout", "20s"}});
+  ASSERT_EQ(config.warnings().size(), 1u);
+  EXPECT_THAT(config.warnings()[0], HasSubstr("= 20s is not less than step_timeout = 20s"));
+  EXPECT_TRUE(config.warnings(true).empty());
+  EXPECT_TRUE(with({{"straggler_timeout", "20s"}, {"step_timeout", "21s"}}).warnings().empty());
 }
 
 TEST(Config, devices_are_split_over_the_workers_of_a_node) {

@@ -112,12 +112,15 @@ TEST(ViewDecision, FailsIfOnlyLearnersAreLeft) {
 TEST(ViewDecision, WorkersApplyTheChangeThatTheyHavePreparedAndOthersHaveApplied) {
   ViewReport changed = report_after(2), prepared = report_after(5);
   changed.strategy_version = 4;
+  changed.applied_change = 9;
   prepared.strategy_version = 3;
-  prepared.prepared = true;
-  EXPECT_EQ(decided({changed, prepared, changed, learner()}).apply_version, 4u);
+  prepared.prepared_change = 9;
+  EXPECT_EQ(decided({changed, prepared, changed, learner()}).apply, 9u);
+  prepared.prepared_change = 10;
+  EXPECT_FALSE(decide({changed, prepared}, members_of(2), kLost).ok()) << "it has not prepared that change";
   changed.strategy_version = 3;
   changed.steps = 5;
-  EXPECT_EQ(decided({changed, prepared}).apply_version, 0u) << "no worker has applied it";
+  EXPECT_EQ(decided({changed, prepared}).apply, 0u) << "no worker has applied it";
 }
 
 TEST(ViewDecision, FailsIfAWorkerHasNotEndedAChangeOfThePlan) {
