@@ -1,8 +1,9 @@
-// The state of a session. Its functions are in session.cc (joining, closing, waiting, queue) and, by subject,
+// The state of a session. Its functions are in session.cc (opening, calls, waiting, queue) and, by subject,
 // in the other session_*.cc.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,10 @@
 namespace dsgd {
 
 struct Session::Impl {
+  // A promise of dsgd.h: a call returns within 100 ms after its deadline. A blocked caller waits for kSlack
+  // beyond a deadline, so that the protocol's own timers fire first: their messages say more.
+  static constexpr transport::Duration kSlack = std::chrono::milliseconds(50);
+
   Impl(const Config& config, std::unique_ptr<transport::Environment> environment, std::shared_ptr<Log> log,
        const Registered& registered)
       : config(config),
@@ -188,6 +193,7 @@ struct Session::Impl {
   };
   Result<Place> place_in_view();
   Status join_timeout_error(const std::string& limit, const std::string& progress);  // it did not end in time
+  static Status closed_status();
   Status joined();             // kState while the session is joining; why it has not joined
   Status check_not_on_loop();  // kState on the session's own loop, which would wait for itself
   // `may_wait`: for the last step to be final, and for the comparison of values.
