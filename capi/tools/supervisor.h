@@ -3,44 +3,22 @@
 #pragma once
 
 #include <signal.h>
-#include <sys/types.h>
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "capi/tools/failure_line.h"
+#include "capi/tools/child_process.h"
 #include "capi/tools/group_guard.h"
 #include "capi/tools/tool.h"
 #include "capi/tools/wait_note.h"
 #include "capi/tools/worker_reports.h"
 
 namespace dsgd_tool {
-
-struct Child {
-  std::string kind, name;  // "worker", "3"
-  std::vector<std::string> command;
-  std::vector<Setting> settings;  // added to the environment as DSGD_* variables
-  // Prefix of each output line; nullopt: the child writes to our output itself.
-  std::optional<std::string> prefix;
-  // Written to its standard input. That stays open until the child has to end. Closing it takes the place of
-  // SIGTERM.
-  std::optional<std::string> input = std::nullopt;
-  std::function<bool(const std::string&)> on_line = nullptr;  // of its output; true: it has taken the line
-  // A helper (the head): it is stopped after the others, and its exit status is ignored.
-  bool service = false;
-  // Ranks first_rank to first_rank + workers - 1 run in this child; -1: none.
-  int first_rank = -1, workers = 0;
-  std::string worker_id = {};  // of its only worker
-};
-
-std::map<std::string, std::string, std::less<>> own_environment();
 
 class Supervisor {
  public:
@@ -103,18 +81,17 @@ class Supervisor {
   void reset();
 
  private:
-  struct Running;
   void handle_events();
   void handle_signals();
-  void press(Running& child);
+  void press(ChildProcess& child);
   void reap();
-  void ended(Running& child);
-  void report_first_failure(const Running& child, const std::string& how, int status);
+  void ended(ChildProcess& child);
+  void report_first_failure(const ChildProcess& child, const std::string& how, int status);
   void follow_joins();
   void blame_unjoined();
   void interrupt(int signal);
   void end_all(int signal);
-  void stop(Running& child, int signal);
+  void stop(ChildProcess& child, int signal);
   void end_services();
   void kill_all();
   bool anything_runs(bool services_too) const;
@@ -132,10 +109,10 @@ class Supervisor {
   WorkerReports reports_;
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;
-  std::vector<std::unique_ptr<Running>> children_;
-  const Running* unjoined_ = nullptr;  // the last child with workers that exited with status 0
-  int status_ = 0;                     // exit status of the failure that ends the children
-  int tolerated_ = 0;                  // exit status of the last failure that did not end them
+  std::vector<std::unique_ptr<ChildProcess>> children_;
+  const ChildProcess* unjoined_ = nullptr;  // the last child with workers that exited with status 0
+  int status_ = 0;                          // exit status of the failure that ends the children
+  int tolerated_ = 0;                       // exit status of the last failure that did not end them
   uint32_t min_workers_ = 0;
   std::function<bool(int)> replace_;
   std::function<void()> task_;
@@ -143,7 +120,7 @@ class Supervisor {
   std::chrono::steady_clock::time_point task_at_;
   std::string first_failure_;
   bool ending_ = false, interrupted_ = false;
-  Running* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
+  ChildProcess* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
 };
