@@ -1,179 +1,9 @@
 #include "core/data/shard_list.h"
 
 #include <algorithm>
-#include <tuple>
+#include <utility>
 
 namespace dsgd {
-namespace {
-
-constexpr uint64_t kAll = UINT64_MAX;
-
-const DrawnSamples::Shard* find_drawn(const DrawnSamples& drawn, uint64_t number) {
-  for (const DrawnSamples::Shard& shard : drawn.shards) {
-    if (shard.number == number) return &shard;
-  }
-  return nullptr;
-}
-
-// The number of samples that a worker has drawn in the pass of the ledger. It has drawn all of a pass that it
-// has left.
-uint64_t drawn_in(const DrawnSamples& drawn, const SampleLedger& ledger) {
-  const DrawnSamples::Shard* shard = find_drawn(drawn, ledger.number);
-  if (!shard) return drawn.made > ledger.number ? kAll : 0;
-  if (shard->pass != ledger.pass) return shard->pass > ledger.pass ? kAll : 0;
-  return shard->epoch == ledger.epoch && shard->begin == ledger.begin ? shard->count : kAll;
-}
-
-// Ledgers that were dealt in one view are equal. An even one that began in a later view is that of a worker
-// that did not know of the earlier one; it has not drawn.
-bool supersedes(const SampleLedger& a, const SampleLedger& b) {
-  if (a.dealt != b.dealt) return a.dealt;
-  return a.dealt ? a.view > b.view : a.view < b.view;
-}
-
-bool names(const std::vector<uint64_t>& workers, uint64_t worker) {
-  return std::find(workers.begin(), workers.end(), worker) != workers.end();
-}
-
-// The samples that each worker has drawn for the last step that some worker has completed.
-struct Completed {
-  uint64_t steps = 0;
-  bool by_all = true;
-  std::map<uint64_t, DrawnSamples> drawn;  // by worker, also lost ones
-};
-
-Completed completed_of(const std::vector<SampleReport>& reports, const std::vector<uint64_t>& steps,
-                       const std::vector<uint64_t>& workers) {
-  Completed completed;
-  for (size_t rank = 0; rank < reports.size(); ++rank)
-    if (!reports[rank].joined) completed.steps = std::max(completed.steps, steps[rank]);
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    const SampleReport& report = reports[rank];
-    if (report.joined) continue;
-    const bool has = steps[rank] == completed.steps;
-    completed.by_all = completed.by_all && has;
-    completed.drawn[workers[rank]] = has ? report.committed : report.step;
-    for (size_t i = 0; has && i < report.lost.size(); ++i)
-      completed.drawn[report.lost[i].worker] = report.lost[i].committed;
-  }
-  return completed;
-}
-
-uint64_t made_by(const std::vector<SampleReport>& reports) {
-  uint64_t made = 0;
-  for (const SampleReport& report : reports) made = std::max(made, report.drawn.made);
-  return made;
-}
-
-SampleLedgers latest_ledgers(const std::vector<SampleReport>& reports) {
-  std::map<uint64_t, uint64_t> lowest;
-  for (const SampleReport& report : reports) {
-    for (const DrawnSamples::Shard& shard : report.drawn.shards) {
-      const auto at = lowest.try_emplace(shard.number, shard.pass).first;
-      at->second = std::min(at->second, shard.pass);
-    }
-  }
-  SampleLedgers latest;
-  for (const SampleReport& report : reports) {
-    for (const SampleLedger& ledger : report.ledgers) {
-      const auto at = lowest.find(ledger.number);
-      if (at == lowest.end() || ledger.pass < at->second || !is_sound(ledger)) continue;
-      const auto [known, added] = latest.try_emplace({ledger.number, ledger.pass}, ledger);
-      if (!added && supersedes(ledger, known->second)) known->second = ledger;
-    }
-  }
-  return latest;
-}
-
-SampleLedgers deal_all(const std::vector<SampleReport>& reports, const Completed& completed,
-                       const Roster& roster) {
-  const auto used_by = [&](uint64_t worker, const SampleLedger& ledger) {
-    const auto drawn = completed.drawn.find(worker);
-    return drawn_in(drawn == completed.drawn.end() ? DrawnSamples() : drawn->second, ledger);
-  };
-  SampleLedgers dealt;
-  for (auto& [key, ledger] : latest_ledgers(reports)) {
-    std::vector<WorkerShare> shares;
-    bool any = false;
-    for (size_t rank = 0; rank < reports.size(); ++rank) {
-      const uint64_t kept = reports[rank].joined ? 0 : drawn_in(reports[rank].drawn, ledger);
-      const uint64_t used = used_by(roster.workers[rank], ledger);
-      shares.push_back({roster.workers[rank], completed.by_all ? used : 0, kept, kept != kAll});
-      any = any || kept != kAll;
-    }
-    for (const SampleLedger::Part& part : ledger.parts) {
-      if (names(roster.workers, part.worker)) continue;
-      const uint64_t used = used_by(part.worker, ledger);
-      shares.push_back({part.worker, completed.by_all ? used : 0, used, false});
-    }
-    if (!any) continue;
-    SampleLedger next = ledger;
-    deal(&next, shares);
-    next.view = roster.view;
-    dealt[key] = std::move(next);
-  }
-  return dealt;
-}
-
-}  // namespace
-
-// ---- SharedShard
-
-std::optional<size_t> SharedShard::next(int64_t* indices, size_t max, bool forced) {
-  std::lock_guard lock(mutex_);
-  if (!ready_ && !forced) return std::nullopt;
-  used_ = true;
-  return shard_.next(indices, max);
-}
-
-bool SharedShard::seek(uint64_t epoch, uint64_t position, bool forced) {
-  std::lock_guard lock(mutex_);
-  if (!ready_ && !forced) return false;
-  // A worker that makes its shard late, or joins late, finds it where the others are, and then goes there.
-  const bool elsewhere = shard_.epoch() != epoch || shard_.begin() != position;
-  if (used_ || elsewhere) go_to(expected_ && !used_ ? pass_ : pass_ + 1, epoch, position);
-  return true;
-}
-
-void SharedShard::go_to(uint64_t pass, uint64_t epoch, uint64_t position) {
-  begin_pass(pass);
-  shard_.seek(epoch, position);
-  const auto known = ahead_.find(pass_);
-  if (known != ahead_.end() && known->second.epoch == epoch && known->second.begin == position)
-    take(known->second);
-  ahead_.erase(ahead_.begin(), ahead_.upper_bound(pass_));
-}
-
-void SharedShard::begin_pass(uint64_t pass) {
-  pass_ = pass;
-  used_ = expected_ = false;
-  begun_ = roster_;
-  ledger_.reset();
-}
-
-void SharedShard::take(const SampleLedger& ledger) {
-  ledger_ = ledger;
-  shard_.take(ledger, roster_->own());
-}
-
-SampleLedger SharedShard::ledger() const {
-  SampleLedger ledger = ledger_ ? *ledger_ : even_ledger(shard_.samples(), shard_.begin(), begun_->workers);
-  ledger.number = number_;
-  ledger.samples = shard_.samples();
-  ledger.seed = shard_.seed();
-  ledger.shuffle = shard_.shuffle();
-  ledger.pass = pass_;
-  ledger.epoch = shard_.epoch();
-  if (!ledger_) ledger.view = begun_->view;
-  return ledger;
-}
-
-DrawnSamples::Shard SharedShard::drawn() const {
-  std::lock_guard lock(mutex_);
-  return {number_, pass_, shard_.epoch(), shard_.begin(), shard_.drawn()};
-}
-
-// ---- ShardList
 
 std::shared_ptr<SharedShard> ShardList::add(uint64_t samples, uint64_t seed, bool shuffle) {
   std::lock_guard lock(mutex_);
@@ -280,7 +110,7 @@ void ShardList::commit(const std::map<int32_t, DrawnSamples>& drawn) {
   // worker.
   if (committed_.size() <= roster_->workers.size()) return;
   std::erase_if(committed_, [&](const auto& entry) {
-    return !names(roster_->workers, entry.first) && !names(lost_with_samples_, entry.first);
+    return !has_worker(roster_->workers, entry.first) && !has_worker(lost_with_samples_, entry.first);
   });
 }
 
@@ -300,7 +130,7 @@ SampleReport ShardList::report(bool in_step) const {
   if (const auto own = committed_.find(roster_->own()); own != committed_.end()) mine.committed = own->second;
   mine.step = in_step ? drawn_for_step_ : mine.committed;
   for (const auto& [worker, drawn] : committed_) {
-    if (!names(roster_->workers, worker)) mine.lost.push_back({worker, drawn});
+    if (!has_worker(roster_->workers, worker)) mine.lost.push_back({worker, drawn});
   }
   for (const auto& shard : shards) {
     std::lock_guard of_shard(shard->mutex_);
@@ -333,7 +163,7 @@ bool ShardList::deal(const std::vector<SampleReport>& reports, const std::vector
     joined_ = false;
     return false;
   }
-  Completed completed = completed_of(reports, steps, roster_->workers);
+  CompletedStep completed = completed_of(reports, steps, roster_->workers);
   const SampleLedgers dealt = deal_all(reports, completed, *roster_);
   made_ = joined_ ? made_by(reports) : made_;
   take_all(dealt, completed.drawn, over);
@@ -341,7 +171,7 @@ bool ShardList::deal(const std::vector<SampleReport>& reports, const std::vector
   lost_with_samples_.clear();
   for (const auto& [key, ledger] : dealt) {
     for (const SampleLedger::Part& part : ledger.parts)
-      if (!names(roster_->workers, part.worker)) lost_with_samples_.push_back(part.worker);
+      if (!has_worker(roster_->workers, part.worker)) lost_with_samples_.push_back(part.worker);
   }
   copied_.clear();
   if (steps[roster_->rank] < completed.steps) {
