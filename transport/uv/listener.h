@@ -1,4 +1,4 @@
-// A listening socket and the handshakes of the connections that it accepts.
+// Accepts the connections of a listening socket. pending_connection.h has their handshakes.
 #pragma once
 
 #include <atomic>
@@ -7,22 +7,12 @@
 #include <string>
 
 #include "transport/network.h"
-#include "transport/uv/address.h"
-#include "transport/uv/handshake.h"
+#include "transport/uv/bind.h"
 #include "transport/uv/poll_fd.h"
-#include "transport/uv/resolve.h"
 #include "transport/uv/tls_context.h"
+#include "transport/uv/uv_loop.h"
 
 namespace dsgd::transport::uv {
-
-struct BoundSocket {
-  Fd fd;
-  std::string address;
-  std::string unlink_path;         // of a Unix socket
-  uint64_t device = 0, inode = 0;  // identity of the file of a Unix socket
-};
-// Binds and listens. An error names the address and what to do. Blocks to resolve a name. Any thread.
-Result<BoundSocket> bind_and_listen(const std::string& address, const std::shared_ptr<ResolveLimit>& limit);
 
 struct AcceptCounters {
   std::atomic<uint64_t> accepted{0}, pauses{0};
