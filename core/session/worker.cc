@@ -1,7 +1,6 @@
 #include "core/session/worker.h"
 
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -82,24 +81,9 @@ Worker::~Worker() {
 Status Worker::setup() {
   lease_ = config_.duration("lease");
   heartbeat_interval_ = config_.duration("heartbeat_interval");
-  const int64_t num_workers = config_.integer("num_workers");
-  const std::string head = config_.text("head");
-  solo_ = num_workers == 1 && head.empty();
-  if (!solo_ && head.empty()) {
-    return Status(Code::kInvalidArgument,
-                  "num_workers = " + std::to_string(num_workers) +
-                      " but `head` is not set; set it to the address of the head, for example "
-                      "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
-        .with_parameter("head");
-  }
-  for (const std::string& one : split_addresses(head)) {
-    if (!is_any_interface(one)) continue;
-    return Status(
-               Code::kInvalidArgument,
-               "head = " + head + " names no machine: give the address at which all workers reach the head")
-        .with_parameter("head");
-  }
+  solo_ = config_.integer("num_workers") == 1 && config_.text("head").empty();
   if (!solo_) {
+    DSGD_RETURN_IF_ERROR(check_head());
     if (Status status = use_tls(environment_, config_, log_); !status.ok()) return status;
   }
   auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
@@ -112,13 +96,42 @@ Status Worker::setup() {
   engine_ = std::make_unique<Engine>(network_->loop(), model_, std::move(options), log_);
   if (solo_) return {};
 
-  worker_id_ = config_.text("worker_id");
-  if (worker_id_.empty()) {
-    static const char* kHex = "0123456789abcdef";
-    worker_id_ = environment_.host_name() + "-" + std::to_string(environment_.process_id()) + "-";
-    for (uint64_t bits = network_->loop().random(), i = 0; i < 8; ++i, bits >>= 4)
-      worker_id_ += kHex[bits & 15];
+  worker_id_ = make_worker_id();
+  poster_ = std::make_shared<transport::Poster>(network_->loop());
+  mesh_ = std::make_unique<Mesh>(*network_, mesh_options(), *engine_, log_);
+  engine_->use_mesh(mesh_.get());
+  return {};
+}
+
+Status Worker::check_head() const {
+  const std::string head = config_.text("head");
+  if (head.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "num_workers = " + std::to_string(config_.integer("num_workers")) +
+                      " but `head` is not set; set it to the address of the head, for example "
+                      "head = 10.0.0.1:7700, or start the workers with `dsgd run`")
+        .with_parameter("head");
   }
+  for (const std::string& one : split_addresses(head)) {
+    if (!is_any_interface(one)) continue;
+    return Status(
+               Code::kInvalidArgument,
+               "head = " + head + " names no machine: give the address at which all workers reach the head")
+        .with_parameter("head");
+  }
+  return {};
+}
+
+std::string Worker::make_worker_id() {
+  std::string id = config_.text("worker_id");
+  if (!id.empty()) return id;
+  static const char* kHex = "0123456789abcdef";
+  id = environment_.host_name() + "-" + std::to_string(environment_.process_id()) + "-";
+  for (uint64_t bits = network_->loop().random(), i = 0; i < 8; ++i, bits >>= 4) id += kHex[bits & 15];
+  return id;
+}
+
+MeshOptions Worker::mesh_options() {
   MeshOptions mesh;
   mesh.hello.job = config_.text("job");
   mesh.hello.worker_id = worker_id_;
@@ -141,10 +154,7 @@ Status Worker::setup() {
                 [poster, done](const Status& status) { poster->post([done, status] { done(status); }); });
         });
   };
-  poster_ = std::make_shared<transport::Poster>(network_->loop());
-  mesh_ = std::make_unique<Mesh>(*network_, mesh, *engine_, log_);
-  engine_->use_mesh(mesh_.get());
-  return {};
+  return mesh;
 }
 
 Status Worker::prepare() {
@@ -161,147 +171,6 @@ Status Worker::prepare() {
   Status status = check_descriptors(environment_, config_.integer("max_workers"), head_ != nullptr, true);
   if (!status.ok()) return status;
   return head_ && !listens_apart() ? Status() : listen_for_peers();
-}
-
-// If ranks are given, only rank 0 may host the head: else workers on machines that resolve `head` differently
-// could become two heads.
-bool Worker::may_embed_head() const {
-  return config_.text("embed_head") == "auto" && config_.integer("rank") <= 0 &&
-         split_addresses(config_.text("head")).size() == 1;
-}
-
-// Peers use the head's listener unless the configuration names another address for them.
-bool Worker::listens_apart() const {
-  return !config_.text("listen").empty() || !config_.text("interface").empty() ||
-         !config_.text("ports").empty();
-}
-
-// The process that can bind `head` becomes the head; the others connect to it. If the address is released
-// before the head answers, a waiting worker tries to bind it again.
-Status Worker::embed_head() {
-  auto network = environment_.new_network("dsgd-head", 4 << 20);
-  if (!network.ok()) return network.status();
-  network.value()->set_checksum(checksum_of(config_));
-  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")),
-                      lease_,
-                      {},
-                      static_cast<uint32_t>(config_.integer("min_workers")),
-                      static_cast<uint32_t>(config_.integer("max_workers")),
-                      config_.duration("rejoin_timeout"),
-                      config_.duration("straggler_timeout")};
-  auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
-  auto admission = std::make_unique<Admission>(
-      network.value()->loop(), config_.text("job"), config_.text("token"),
-      Admission::Route{network.value().get(), head.get()},
-      listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), &mesh_->peers}, log_);
-  admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
-  const std::string address = config_.text("head");
-  if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
-  const int64_t reserved = descriptors_of_job(config_.integer("max_workers"), true, true);
-  auto listener = network.value()->listen(address, admission.get(), {lease_, reserved});
-  if (!listener.ok()) {
-    const Code code = listener.status().code();
-    network.value().reset();  // before the head, which its loop may call
-    if (code == Code::kAddressInUse || code == Code::kUnreachable) {
-      if (!head_address_taken_)
-        log_->info("the head is not in this process: " +
-                   (code == Code::kAddressInUse ? address + " is taken" : listener.status().message()));
-      head_address_taken_ = code == Code::kAddressInUse;
-      return {};
-    }
-    return listener.status();
-  }
-  if (Status status = check_token(config_, address); !status.ok()) {
-    listener.value().reset();
-    network.value().reset();
-    return status;
-  }
-  if (!config_.text("head_state").empty()) {
-    listener.value().reset();
-    network.value().reset();
-    return Status(Code::kInvalidArgument,
-                  "`head_state` is set, but this worker would host the head, which ends with it; start the "
-                  "head with `dsgd head`, and set embed_head = never")
-        .with_parameter("head_state");
-  }
-  if (!listens_apart()) listener_.reset();  // its address has not been published
-  head_network_ = std::move(network).value();
-  head_ = std::move(head);
-  head_admission_ = std::move(admission);
-  head_listener_ = std::move(listener).value();
-  log_->info("this process is the head, at " + head_listener_->address());
-  return {};
-}
-
-Status Worker::retry_embed_head() {
-  Status status = embed_head();
-  if (!status.ok() || !head_) return status;
-  return check_descriptors(environment_, config_.integer("max_workers"), true, true);
-}
-
-std::string Worker::listen_address(std::string* why, Status* status) const {
-  const std::string listen = config_.text("listen");
-  const std::vector<std::string> heads = split_addresses(config_.text("head"));
-  if (!listen.empty()) {
-    *why = "`listen` is set";
-    return listen;
-  }
-  if (heads.front().rfind("unix:", 0) == 0) {
-    static std::atomic<uint32_t> counter{0};
-    *why = "the head is a Unix socket";
-    return heads.front() + "." + std::to_string(environment_.process_id()) + "." + std::to_string(counter++);
-  }
-  auto local = network_->local_address_for(heads, config_.text("interface"), why);
-  if (!local.ok()) {
-    *status = local.status();
-    return {};
-  }
-  const bool v6 = local.value().find(':') != std::string::npos && local.value().front() != '[';
-  return (v6 ? "[" + local.value() + "]" : local.value()) + ":0";
-}
-
-Status Worker::listen_for_peers() {
-  std::string why;
-  Status status;
-  const std::string address = listen_address(&why, &status);
-  if (!status.ok()) return status;
-  if (config_.text("listen").empty() && !is_protected(config_) && !is_loopback(address)) {
-    return Status(Code::kInvalidArgument,
-                  "`token` is not set: without one, or TLS, dsgd listens on the loopback interface only, "
-                  "not on " +
-                      host_of(address) +
-                      "; set `token` on all workers, or `tls_cert`, `tls_key` and `tls_ca` (or `listen`, to "
-                      "take the risk)")
-        .with_parameter("token");
-  }
-  admission_ =
-      std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
-                                  Admission::Route{}, Admission::Route{network_.get(), &mesh_->peers}, log_);
-  admission_->accept_probes(heartbeat_network_.get());
-  auto listener = listen_in_range(address);
-  if (!listener.ok()) return listener.status();
-  listener_ = std::move(listener).value();
-  log_->info("peers reach this worker at " + listener_->address() + ": " + why);
-  return {};
-}
-
-// Where any port will do, the first free one of `ports`. The heartbeat's thread accepts, which is never busy.
-Result<std::unique_ptr<transport::Listener>> Worker::listen_in_range(const std::string& address) {
-  const PortRange ports = config_.ports();
-  const transport::ListenOptions options{lease_,
-                                         descriptors_of_job(config_.integer("max_workers"), false, true)};
-  if (ports.first == 0 || address.rfind("unix:", 0) == 0 || !address.ends_with(":0")) {
-    return heartbeat_network_->listen(address, admission_.get(), options);
-  }
-  const std::string host = host_of(address) + ":";
-  for (uint32_t port = ports.first; port <= ports.last; ++port) {
-    auto listener = heartbeat_network_->listen(host + std::to_string(port), admission_.get(), options);
-    if (listener.ok() || listener.status().code() != Code::kAddressInUse) return listener;
-  }
-  return Status(Code::kAddressInUse, "ports = '" + config_.text("ports") + "': all of them are in use on " +
-                                         host_of(address) +
-                                         "; give at least one port for each worker of a machine")
-      .with_parameter("ports");
 }
 
 // An allocation failure in a turn of a loop may have lost any event, so it ends the session.
@@ -325,15 +194,27 @@ void Worker::join(transport::Time deadline, const std::string& limit,
                   std::function<void(const Status&)> joined, transport::Time look_again) {
   joined_ = std::move(joined);
   watch_memory();
-  if (solo_) {
-    view_.view = 1;
-    view_.rank = 0;
-    log_->set_rank(0);
-    view_.members.resize(1);
-    view_.members[0] = {
-        0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
-    return std::exchange(joined_, nullptr)({});
-  }
+  if (solo_) return join_alone();
+  if (!began_) began_ = network_->loop().now();
+  member_ = std::make_unique<Member>(*network_, *heartbeat_network_,
+                                     member_options(deadline, limit, look_again), log_);
+  connect_member_to_engine();
+  member_->join([this](const Result<transport::JoinReply>& reply) { end_join(reply); });
+}
+
+// One worker, and no head.
+void Worker::join_alone() {
+  view_.view = 1;
+  view_.rank = 0;
+  log_->set_rank(0);
+  view_.members.resize(1);
+  view_.members[0] = {
+      0, "solo", environment_.host_name(), environment_.machine(), {}, environment_.process_id()};
+  std::exchange(joined_, nullptr)({});
+}
+
+MemberOptions Worker::member_options(transport::Time deadline, const std::string& limit,
+                                     transport::Time look_again) const {
   MemberOptions options;
   options.head = head_ ? head_listener_->address() : config_.text("head");
   options.hello.job = config_.text("job");
@@ -357,14 +238,17 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   me.addresses = {address};
   options.deadline = deadline;
   options.look_again = look_again;
-  if (!began_) began_ = network_->loop().now();
   options.began = began_;
   options.limit = limit;
   options.rank_origin = config_.rank_origin();
   options.lease = lease_;
   options.heartbeat_interval = heartbeat_interval_;
   options.head_timeout = config_.duration("head_timeout");
-  member_ = std::make_unique<Member>(*network_, *heartbeat_network_, std::move(options), log_);
+  return options;
+}
+
+// Passes the member's events on to the engine, and the engine's to the member.
+void Worker::connect_member_to_engine() {
   member_->on_broken([this](const Status& why) { engine_->fail(why, false); });
   member_->on_left([this](int32_t rank, uint64_t call) { engine_->note_departure(rank, call); });
   member_->on_view(
@@ -390,26 +274,27 @@ void Worker::join(transport::Time deadline, const std::string& limit,
   engine_->after_failure([this](const Status& why) {
     if (member_) member_->report(why);
   });
-  member_->join([this](Result<transport::JoinReply> reply) {
-    if (!joined_) return;  // there was no memory, and the caller has been told
-    Status status = reply.status();
-    if (reply.ok()) {
-      enter(reply.value());
-      if (view_.learner) {
-        engine_->join_later(
-            [this] { return member_->present_view(); },
-            [this] { member_->enter([this](const Status& why) { engine_->fail_start(why); }); });
-      } else {
-        status = engine_->open(view_);
-      }
+}
+
+void Worker::end_join(const Result<transport::JoinReply>& reply) {
+  if (!joined_) return;  // there was no memory, and the caller has been told
+  Status status = reply.status();
+  if (reply.ok()) {
+    enter(reply.value());
+    if (view_.learner) {
+      engine_->join_later(
+          [this] { return member_->present_view(); },
+          [this] { member_->enter([this](const Status& why) { engine_->fail_start(why); }); });
+    } else {
+      status = engine_->open(view_);
     }
-    if (status.ok()) {
-      log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) +
-                 ", view " + std::to_string(view_.view));
-      report_progress();
-    }
-    std::exchange(joined_, nullptr)(status);
-  });
+  }
+  if (status.ok()) {
+    log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) +
+               ", view " + std::to_string(view_.view));
+    report_progress();
+  }
+  std::exchange(joined_, nullptr)(status);
 }
 
 void Worker::enter(const transport::JoinReply& view) {

@@ -62,6 +62,14 @@ class Worker {
   transport::Duration lease() const { return lease_; }
 
  private:
+  Status check_head() const;  // an error if the configuration names no head that workers can reach
+  std::string make_worker_id();
+  MeshOptions mesh_options();
+  void join_alone();
+  MemberOptions member_options(transport::Time deadline, const std::string& limit,
+                               transport::Time look_again) const;
+  void connect_member_to_engine();
+  void end_join(const Result<transport::JoinReply>& reply);
   bool may_embed_head() const;
   Status embed_head();
   void enter(const transport::JoinReply& view);
