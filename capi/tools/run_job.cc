@@ -154,6 +154,7 @@ int Job::run() {
     supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
   } else {
     supervisor_->leave_failures_to_head(least_);
+    if (options_.join) supervisor_->join_running_job();
   }
   const std::string chosen = options_.join ? random_token().substr(0, 8) + "-" : "";
   for (const auto& [number, group] : groups_)

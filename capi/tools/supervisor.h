@@ -56,6 +56,8 @@ class Supervisor {
   // The same with a head elsewhere. Only that head knows how many workers are left; if the job does not go
   // on, the others fail by themselves.
   void leave_failures_to_head(uint32_t min_workers) { tolerate_failures(std::min(min_workers, 1U), nullptr); }
+  // The job has begun before the children start.
+  void join_running_job() { job_runs_ = true; }
   // Calls `task` every `interval`, until the children have to end.
   void repeat(std::chrono::milliseconds interval, std::function<void()> task) {
     interval_ = interval;
@@ -119,7 +121,7 @@ class Supervisor {
   std::chrono::milliseconds interval_{};
   std::chrono::steady_clock::time_point task_at_;
   std::string first_failure_;
-  bool ending_ = false, interrupted_ = false;
+  bool ending_ = false, interrupted_ = false, job_runs_ = false;
   ChildProcess* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();

@@ -62,7 +62,7 @@ void Supervisor::ended(ChildProcess& child) {
                           : wait_status == 0 ? " has ended"
                                              : " failed with status " + std::to_string(status);
   const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
-                                           child.workers > 0 && reports_.joins() > 0);
+                                           child.workers > 0 && (job_runs_ || reports_.joins() > 0));
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     const bool replaced = replace_ && replace_(child.first_rank);

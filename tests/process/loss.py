@@ -292,7 +292,8 @@ class Job:
                 theirs = first.at(mine[0])
                 if mine[1] != theirs[1]:
                     problems.append(f"{name}: step {mine[0]} has used {mine[1]:b}, on worker {first.number} {theirs[1]:b}")
-            if worker.disturbed in (signal.SIGSTOP, CUT) and worker.failure and worker.code not in ("EVICTED", "WORKERLOST"):
+            if (worker.disturbed in (signal.SIGSTOP, CUT) and worker.failure and worker.code not in ("EVICTED", "WORKERLOST")
+                    and not worker.came_too_late(self)):
                 problems.append(f"{name}: was stopped or cut off, and failed with {worker.failure}")
         times = collections.Counter(
             index for step, used, _, _ in first.steps for w in workers if used >> w.number & 1 for index in w.drawn.get(step, []))
