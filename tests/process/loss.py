@@ -62,7 +62,7 @@ class Worker:
         environment = clean_environment(
             DSGD_HEAD=head, DSGD_TOKEN=token, DSGD_NUM_WORKERS=str(job.workers), DSGD_MIN_WORKERS="1",
             DSGD_MAX_WORKERS=str(job.all), DSGD_LEASE=getattr(job, "lease", LEASE), DSGD_STEP_TIMEOUT="60s",
-            DSGD_EMBED_HEAD="auto" if job.embedded else "never",
+            DSGD_EMBED_HEAD="auto" if job.embedded and number < job.workers else "never",
             DSGD_STRATEGY=job.strategy, DSGD_COPIES=str(job.copies), DSGD_BUCKET_SIZE=job.bucket,
             DSGD_HEAD_TIMEOUT=getattr(job, "head_timeout", "5s"),
             DSGD_INIT_TIMEOUT="20s")
