@@ -39,7 +39,6 @@ struct CheckpointCall {
   std::vector<SampleLedger> ledgers;
 
   // Loading.
-  bool kept = false;     // as a PreparedChange
   bool follows = false;  // this worker takes part only if the others load, too (Checkpoints::load)
   checkpoint::Store::Found found;
   checkpoint::Targets targets;

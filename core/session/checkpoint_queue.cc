@@ -41,21 +41,14 @@ void CheckpointQueue::end(const SharedCall& call, const Status& status) {
   if (was_present) start_next();
 }
 
-void CheckpointQueue::fail(const Status& why) {
+void CheckpointQueue::fail(const Status& why, const std::function<bool(const CheckpointCall&)>& keeps) {
   const auto waiting = std::exchange(waiting_, {});
   for (const Waiting& one : waiting) loop_.cancel(one.timer);
-  if (present_) {
+  if (present_ && !(keeps && keeps(*present_))) {
     loop_.cancel(file_timer_);
     end(SharedCall(present_), why);
   }
   for (const Waiting& one : waiting) end(one.call, why);
-}
-
-void CheckpointQueue::change_view(const Status& why) {
-  if (!present_ || !present_->kept) return fail(why);
-  const SharedCall kept = std::exchange(present_, nullptr);
-  fail(why);
-  present_ = kept;
 }
 
 void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> work, Done then) {

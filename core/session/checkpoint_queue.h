@@ -38,9 +38,8 @@ class CheckpointQueue {
   void start_next();
   // Ends the call with this status, unless it has ended, and begins the next one.
   void end(const SharedCall& call, const Status& status);
-  void fail(const Status& why);  // ends all calls
-  // Ends all calls but a prepared one, which the reports of the new view decide.
-  void change_view(const Status& why);
+  // Ends all calls, but not the present one if `keeps` returns true for it.
+  void fail(const Status& why, const std::function<bool(const CheckpointCall&)>& keeps = nullptr);
 
   // Runs `work` on the files' thread and then `then` on the loop: with its result or a timeout. Drops `then`
   // if the call ends first.

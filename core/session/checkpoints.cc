@@ -68,8 +68,7 @@ void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<v
       shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
       transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
       [this, checkpoint, take](const Status& status, const Calls::Parts& all) {
-        if (state_.leaves_to_reports(checkpoint->kept)) return;
-        checkpoint->kept = false;
+        if (state_.leaves_to_reports(*checkpoint->call)) return;
         if (!status.ok()) return queue_.end(checkpoint, status);
         Reports reports;
         for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -82,6 +81,10 @@ void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<v
         }
         take(reports);
       });
+}
+
+void Checkpoints::change_view(const Status& why) {
+  queue_.fail(why, [this](const CheckpointCall& one) { return one.call && state_.has_prepared(*one.call); });
 }
 
 std::vector<size_t> Checkpoints::states_by_parameter() const {

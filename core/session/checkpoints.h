@@ -46,7 +46,8 @@ class Checkpoints {
   // peer has left, and when a peer has begun an operation before this worker.
   void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls
-  void change_view(const Status& why) { queue_.change_view(why); }
+  // Ends all calls but a prepared load, which the reports of the new view decide.
+  void change_view(const Status& why);
   void close() { queue_.close(); }  // the last call on the loop
 
  private:

@@ -270,7 +270,7 @@ void Checkpoints::read(const SharedCall& checkpoint) {
     checkpoint->mine.failure = status;
     checkpoint->roster = state_.shards->roster();
     if (status.ok()) {
-      checkpoint->kept = state_.prepare(
+      state_.prepare(
           {*checkpoint->call,
            [this, checkpoint](const Done& applied) { apply(checkpoint, state_.calls.deadline(), applied); },
            [this, checkpoint](const Status& why) { queue_.end(checkpoint, why); }});

@@ -128,20 +128,20 @@ EngineState::Done EngineState::begin_change(Done done) {
   };
 }
 
-bool EngineState::prepare(PreparedChange change) {
-  if (!options.views_change || !mesh || prepared) return false;
-  prepared = std::move(change);
-  return true;
+void EngineState::prepare(PreparedChange change) {
+  if (options.views_change && mesh && !prepared) prepared = std::move(change);
 }
 
-bool EngineState::leaves_to_reports(bool kept) {
-  if (kept && !entering) prepared.reset();
-  if (!kept || !entering) return false;
-  loop.schedule(prepared->call.deadline, [this, number = prepared->call.number,
-                                          alive = std::weak_ptr(alive)] {
-    if (alive.expired() || !prepared || prepared->call.number != number) return;
+bool EngineState::leaves_to_reports(const Call& call) {
+  if (!has_prepared(call)) return false;
+  if (!entering) {
+    prepared.reset();
+    return false;
+  }
+  loop.schedule(call.deadline, [this, call, alive = std::weak_ptr(alive)] {
+    if (alive.expired() || !has_prepared(call)) return;
     prepared->end(Status(Code::kTimeout, "the workers of the job were changing, and have not agreed within " +
-                                             prepared->call.limit + " on this call; it may still succeed"));
+                                             call.limit + " on this call; it may still succeed"));
   });
   return true;
 }

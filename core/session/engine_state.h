@@ -111,12 +111,13 @@ struct EngineState {
   Status apply_plan(Plan plan);
   // A load of a checkpoint or a change of the strategy is in progress until the returned function is called.
   Done begin_change(Done done);
-  // Keeps `change` for a change of the view. False: views do not change, or another change is prepared.
-  bool prepare(PreparedChange change);
-  // Returns whether a change that prepare() has kept, or not (`kept`), is left to the reports of a new view.
-  // Its call then still ends by its deadline. Else this worker knows the result now, and the change is no
-  // longer kept.
-  bool leaves_to_reports(bool kept);
+  // Keeps `change` for a change of the view, if views change and no other one is prepared.
+  void prepare(PreparedChange change);
+  bool has_prepared(const Call& call) const { return prepared && prepared->call.number == call.number; }
+  // Called when the exchange after prepare() has ended. Returns whether the change of this call is left to
+  // the reports of a new view; the call then still ends by its deadline. Else this worker knows the result
+  // now, and no longer keeps the change.
+  bool leaves_to_reports(const Call& call);
   // This worker rejects the channel's next call, which all workers make together.
   void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
 

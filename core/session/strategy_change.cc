@@ -61,12 +61,12 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
       [this, call, strategy, done](const Done& applied) { apply_in_view(call, strategy, done, applied); },
       done};
   // State that has to move is not here yet.
-  const bool kept = unusable.ok() && !state_.step.updates_at_owner() && state_.prepare(change);
+  if (unusable.ok() && !state_.step.updates_at_owner()) state_.prepare(change);
   state_.calls.exchange(
       call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
       "dsgd_strategy_set",
-      [this, call, plan, unusable, done, change, kept](const Status& status, const Calls::Parts& all) {
-        if (state_.leaves_to_reports(kept)) return;
+      [this, call, plan, unusable, done, change](const Status& status, const Calls::Parts& all) {
+        if (state_.leaves_to_reports(*call)) return;
         if (!status.ok()) return done(status);
         for (size_t rank = 1; rank < all.size(); ++rank) {
           if (all[rank] == all[0]) continue;
@@ -91,11 +91,11 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
 void StrategyChange::agree_on_moved_state(const std::shared_ptr<Call>& call, const PreparedChange& change,
                                           Done agreed) {
   if (!state_.options.views_change || !state_.step.updates_at_owner()) return agreed({});
-  const bool kept = state_.prepare(change);
+  state_.prepare(change);
   state_.calls.exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 1), {},
                         "dsgd_strategy_set",
-                        [this, agreed = std::move(agreed), kept](const Status& status, const Calls::Parts&) {
-                          if (!state_.leaves_to_reports(kept)) agreed(status);
+                        [this, call, agreed = std::move(agreed)](const Status& status, const Calls::Parts&) {
+                          if (!state_.leaves_to_reports(*call)) agreed(status);
                         });
 }
 
