@@ -96,6 +96,7 @@ class Supervisor {
   void stop(ChildProcess& child, int signal);
   void end_services();
   void kill_all();
+  bool job_has_begun() const { return job_runs_ || reports_.joins() > 0; }
   bool anything_runs(bool services_too) const;
   template <typename Counts>
   uint32_t count_workers(Counts counts) const;

@@ -22,7 +22,7 @@ int exit_status(int wait_status) {
 
 // A job begins with all workers. If one has ended without joining, those that wait for it wait in vain.
 void Supervisor::blame_unjoined() {
-  if (!unjoined_ || ending_ || reports_.joins() > 0 || !reports_.any_waits()) return;
+  if (!unjoined_ || ending_ || job_has_begun() || !reports_.any_waits()) return;
   const ChildProcess& child = *unjoined_;
   const std::string first = std::to_string(child.first_rank);
   const std::string who = child.kind == "worker" ? child.command[0]
@@ -48,7 +48,7 @@ void Supervisor::ended(ChildProcess& child) {
   reports_.forget(child.first_rank);
   const int status = child.lost ? std::max(exit_status(wait_status), 1) : exit_status(wait_status);
   child.succeeded = status == 0;
-  if (child.succeeded && child.first_rank >= 0) unjoined_ = &child;
+  if (child.succeeded && child.workers > 0) unjoined_ = &child;
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
@@ -62,7 +62,7 @@ void Supervisor::ended(ChildProcess& child) {
                           : wait_status == 0 ? " has ended"
                                              : " failed with status " + std::to_string(status);
   const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
-                                           child.workers > 0 && (job_runs_ || reports_.joins() > 0));
+                                           child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     const bool replaced = replace_ && replace_(child.first_rank);
