@@ -333,8 +333,10 @@ std::vector<Bytes> etcd_seeds() {
   const std::string lease = R"(2{"header":{"revision":"5"},"ID":"7","TTL":"10"})"
                             "\0"s;
   const std::string leader =
-      R"(2{"header":{"revision":"6"},"succeeded":true,"responses":[{"response_put":{}},{"response_range":{"kvs":[)"
-      R"({"value":"YQ==","create_revision":"6","mod_revision":"6","lease":"7"}],"count":"1"}},{"response_range":{}}]})"
+      R"(2{"header":{"revision":"6"},"succeeded":true,"responses":[{"response_put":{}},)"
+      R"({"response_range":{"kvs":[)"
+      R"({"value":"YQ==","create_revision":"6","mod_revision":"6","lease":"7"}],"count":"1"}},)"
+      R"({"response_range":{}}]})"
       "\0"s;
   const std::string renewed = R"(2{"result":{"ID":"7","TTL":"10"}})"
                               "\0"s;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "small_model.h"
 #include "tests/unit/checkpoint/memory_files.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
@@ -29,6 +30,13 @@ using transport::Duration;
 constexpr int kChangeSteps = 20, kChangeStep = 8, kSavedStep = 5;
 constexpr size_t kChangeElements = 40'000;  // several key ranges
 const int kChangeStride = dsgd_test::one_of(4, 16);
+
+bool has_applied_what_it_prepared(const Cluster& cluster, int worker) {
+  const auto& log = cluster.log(worker);
+  return std::any_of(log.begin(), log.end(), [](const std::string& line) {
+    return line.find("applies the change that it has prepared") != line.npos;
+  });
+}
 
 struct ChangedJob {
   bool loads =
@@ -97,23 +105,15 @@ class ChangedOutcome {
             << cluster.history(w);
       }
     }
-    for (int w = 0; w < 3; ++w) {
-      for (const std::string& line : cluster.log(w))
-        if (line.find("applies the change that it has prepared") != line.npos) return true;
-    }
-    return false;
+    bool applied = false;
+    for (int w = 0; w < 3; ++w) applied = applied || has_applied_what_it_prepared(cluster, w);
+    return applied;
   }
 
  private:
   static size_t element(int step) {
     return static_cast<size_t>(step) * (kChangeElements / static_cast<size_t>(kChangeSteps));
   }
-  Status save_or_load(Session& session, bool save) {
-    const auto call = save ? session.save_checkpoint("./model", Session::Mode::kWait)
-                           : session.load_checkpoint("./model", Session::Mode::kWait);
-    return wait_for(session, call);
-  }
-
   void train(Session& session, int worker) {
     (void)session.set_optimizer("sgd", "lr=1 momentum=0.5");
     const auto count = static_cast<int64_t>(kChangeElements);
@@ -127,14 +127,14 @@ class ChangedOutcome {
     bool changed = false;
     for (int k = 0; k < kChangeSteps; ++k) {
       if (k == kSavedStep && job_.loads && !changed) {
-        if (!cluster.note(worker, "save", [&] { return save_or_load(session, true); })) return;
+        if (!cluster.note(worker, "save", [&] { return save(session); })) return;
         ++saved_;
       }
       if (k == (job_.loads ? job_.load_step : kChangeStep) && !changed) {
         if (job_.loads) value[kChangeElements - 1] = 7;  // which the checkpoint does not have
         const auto change = [&] {
           begun_ = true;
-          return job_.loads ? save_or_load(session, false)
+          return job_.loads ? load(session)
                             : session.set_strategy(job_.strategy == "ps" ? "allreduce" : "ps",
                                                    job_.strategy == "ps" ? "" : "copies=2");
         };
@@ -219,26 +219,6 @@ TEST(Change, ALossDuringAChangeOfStrategyLeavesAllOthersWithIt) {
   }
 }
 
-bool has_applied_what_it_prepared(const Cluster& cluster, int worker) {
-  const auto& log = cluster.log(worker);
-  return std::any_of(log.begin(), log.end(), [](const std::string& line) {
-    return line.find("applies the change that it has prepared") != line.npos;
-  });
-}
-
-void add_small_model(Session& session) {
-  const int64_t count = 4;
-  (void)session.set_optimizer("sgd", "lr=1");
-  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
-  std::fill_n(static_cast<float*>(memory->gradient), count, 1.0f);
-  std::fill_n(static_cast<float*>(memory->value), count, 0.0f);
-}
-
-Status load(Session& session) {
-  return wait_for(session, session.load_checkpoint("./model", Session::Mode::kWait));
-}
-
 // Worker 0 loads in the first view and draws samples before the second one, in which worker 1 loads.
 TEST(Change, ALoadInALaterViewDealsTheSamplesAlike) {
   constexpr uint64_t kSamples = 60;
@@ -258,15 +238,13 @@ TEST(Change, ALoadInALaterViewDealsTheSamplesAlike) {
       const auto disk = std::make_shared<dsgd_test::MemoryDisk>();
       Cluster before({.workers = savers, .separate_head = true, .files = true, .disk = disk},
                      [&](Cluster& job, Session& session, int worker) {
-                       add_small_model(session);
+                       add_model(session, 4, 1);
                        const auto shard = session.add_shard(kSamples, 3, false);
                        if (!job.note(worker, "start", [&] { return session.start(); })) return;
                        draw(session, *shard, 3);
                        StepResult result;
                        job.note(worker, "step", [&] { return session.step(1, &result); });
-                       job.note(worker, "save", [&] {
-                         return wait_for(session, session.save_checkpoint("./model", Session::Mode::kWait));
-                       });
+                       job.note(worker, "save", [&] { return save(session); });
                      });
       ASSERT_TRUE(before.run_until_ended(60s));
       Cluster cluster({.workers = 3,
@@ -275,7 +253,7 @@ TEST(Change, ALoadInALaterViewDealsTheSamplesAlike) {
                        .disk = disk,
                        .settings = {{"min_workers", "1"}, {"lease", "1s"}}},
                       [&](Cluster& job, Session& session, int worker) {
-                        add_small_model(session);
+                        add_model(session, 4, 1);
                         const auto shard = session.add_shard(kSamples, 3, false);
                         if (!job.note(worker, "start", [&] { return session.start(); })) return;
                         if (worker == 2) {
@@ -312,7 +290,7 @@ TEST(Change, ALoadInALaterViewDealsTheSamplesAlike) {
 TEST(Change, EndsByItsDeadlineWhileTheViewChanges) {
   Cluster cluster({.workers = 3, .separate_head = true, .settings = {{"min_workers", "1"}, {"lease", "8s"}}},
                   [](Cluster& job, Session& session, int worker) {
-                    add_small_model(session);
+                    add_model(session, 4, 1);
                     if (!job.note(worker, "start", [&] { return session.start(); })) return;
                     if (worker == 2) {
                       const transport::Time now = job.world.now();
@@ -341,7 +319,7 @@ TEST(Change, AViewFailsTheCallsOfOtherChannelsOnceOnEachWorker) {
                      .separate_head = true,
                      .settings = {{"min_workers", "1"}, {"lease", "1s"}, {"step_timeout", "5s"}}},
                     [&](Cluster& job, Session& session, int worker) {
-                      add_small_model(session);
+                      add_model(session, 4, 1);
                       int32_t value = 1;
                       if (!job.note(worker, "start", [&] { return session.start(); })) return;
                       const auto sum = [&] {

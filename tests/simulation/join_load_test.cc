@@ -11,15 +11,13 @@
 #include <vector>
 
 #include "cluster.h"
-#include "tests/unit/checkpoint/memory_files.h"
+#include "small_model.h"
 #include "tests/unit/sanitizer.h"
-#include "tests/unit/wait_for.h"
 
 namespace dsgd::simulation {
 namespace {
 
 using namespace std::chrono_literals;
-using dsgd_test::MemoryDisk;
 using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -29,44 +27,8 @@ using transport::Time;
 
 constexpr int kResumedSteps = 30;      // at which the workers end
 constexpr float kSavedBeginning = 99;  // the value in the job that has saved, before its first step
-constexpr size_t kResumedElements = 4000;
+constexpr int64_t kResumedElements = 4000;
 const int kJoinStride = dsgd_test::one_of(4, 16);
-
-Status save_now(Session& session, const std::string& folder) {
-  return wait_for(session, session.save_checkpoint(folder, Session::Mode::kWait));
-}
-
-Status load_now(Session& session) {
-  return wait_for(session, session.load_checkpoint("./model", Session::Mode::kWait));
-}
-
-// One parameter with this value, and a gradient of 1.
-float* add_resumed_model(Session& session, float value) {
-  (void)session.set_optimizer("sgd", "lr=1");
-  const auto count = static_cast<int64_t>(kResumedElements);
-  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
-  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
-  std::fill_n(static_cast<float*>(memory->gradient), count, 1.0f);
-  std::fill_n(static_cast<float*>(memory->value), count, value);
-  return static_cast<float*>(memory->value);
-}
-
-// The disk that a job leaves which saves after so many steps.
-std::shared_ptr<MemoryDisk> disk_of_job(int steps) {
-  const auto disk = std::make_shared<MemoryDisk>();
-  Cluster cluster({.workers = 1, .files = true, .disk = disk},
-                  [steps](Cluster& cluster, Session& session, int worker) {
-                    add_resumed_model(session, kSavedBeginning);
-                    if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
-                    StepResult result;
-                    for (int k = 0; k < steps; ++k)
-                      cluster.note(worker, "step", [&] { return session.step(1, &result); });
-                    cluster.note(worker, "save", [&] { return save_now(session, "./model"); });
-                  });
-  EXPECT_TRUE(cluster.run_until_ended(60s));
-  EXPECT_FALSE(cluster.first_failure(0)) << cluster.history(0);
-  return disk;
-}
 
 struct ResumedJob {
   int saved = 3;    // steps of the checkpoint; -1: there is none
@@ -132,7 +94,7 @@ class Resumed {
                            .separate_head = true,
                            .files = true,
                            .seed = job.seed};
-    if (job.saved >= 0) options.disk = disk_of_job(job.saved);
+    if (job.saved >= 0) options.disk = disk_of_job(job.saved, kResumedElements, kSavedBeginning);
     options.settings = {{"lease", "500ms"},
                         {"min_workers", "1"},
                         {"max_workers", std::to_string(job.workers + job.joiners)},
@@ -143,19 +105,19 @@ class Resumed {
   }
 
   void train(Session& session, int worker) {
-    float* const value = add_resumed_model(session, 0);
+    float* const value = add_model(session, kResumedElements, 1);
     if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
     const bool joins = worker >= job_.workers;
     if (const auto w = static_cast<size_t>(worker); w < job_.before.size())
       cluster.pass_time(worker, job_.before[w]);
     if (!joins && job_.others_save)  // once: a worker that has joined makes no such call
-      cluster.note(worker, "save", [&] { return save_now(session, "./other"); });
+      cluster.note(worker, "save", [&] { return save(session, "./other"); });
     if (!joins && job_.others_leave) return;
     if (joins || job_.others_load) {
       Status status;
       do {
         cluster.note(worker, "load", [&] {
-          status = load_now(session);
+          status = load(session);
           return status.code() == Code::kNotFound ? Status() : status;
         });
       } while (status.code() == Code::kViewChanged);
@@ -303,10 +265,10 @@ TEST(JoiningAroundALoad, TakesPartAfterAPause) {
 // The others cannot complete the first step of the worker that joins, since it comes too late.
 TEST(JoiningAroundALoad, AWorkerWhoseFirstStepHasFailedLoadsWithTheOthers) {
   ClusterOptions options{.joiners = 1, .separate_head = true, .files = true};
-  options.disk = disk_of_job(3);
+  options.disk = disk_of_job(3, kResumedElements, kSavedBeginning);
   options.settings = {{"lease", "500ms"}, {"max_workers", "3"}, {"step_timeout", "1s"}};
   Cluster cluster(options, [](Cluster& cluster, Session& session, int worker) {
-    add_resumed_model(session, 0);
+    add_model(session, kResumedElements, 1);
     if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
     if (worker == 2) cluster.pass_time(worker, 3s);
     StepResult result;
@@ -315,7 +277,7 @@ TEST(JoiningAroundALoad, AWorkerWhoseFirstStepHasFailedLoadsWithTheOthers) {
     if (cluster.world.now() < 12s + Time{}) cluster.pass_time(worker, 12s + Time{} - cluster.world.now());
     Status status;
     do {
-      cluster.note(worker, "load", [&] { return status = load_now(session); });
+      cluster.note(worker, "load", [&] { return status = load(session); });
     } while (status.code() == Code::kViewChanged);
     for (int k = 0; k < 10; ++k) cluster.note(worker, "later step", [&] { return session.step(1, &result); });
   });

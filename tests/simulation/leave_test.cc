@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cluster.h"
-#include "tests/unit/checkpoint/memory_files.h"
+#include "small_model.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
@@ -235,15 +235,6 @@ TEST(Leave, AfterAnAbortTellsItsReasonAndWaitsForNoPeerBeingDialled) {
   }
 }
 
-float* add_model(Session& session, int64_t elements, float gradient) {
-  (void)session.set_optimizer("sgd", "lr=1");
-  Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&elements, 1}, true).value();
-  const auto memory = session.alloc(session.add_replica("cpu").value(), parameter).value();
-  std::fill_n(static_cast<float*>(memory->gradient), elements, gradient);
-  std::fill_n(static_cast<float*>(memory->value), elements, 0.0f);
-  return static_cast<float*>(memory->value);
-}
-
 // Worker 0 closes while its step is in flight, all marked, with a limit of a millisecond. The data of worker
 // 2 do not reach worker 1 any more, and worker 2 dies. If the step has ended well on worker 0, worker 1 has
 // the same step, or worker 0 warns.
@@ -295,30 +286,16 @@ TEST(Close, AwaitsAStepThatEndsDuringIt) {
 
 // Worker 0 has loaded and closes before worker 1 has loaded.
 TEST(Close, AfterALoadWaitsOnlyUntilTheOthersHaveLoaded) {
-  const auto disk = std::make_shared<dsgd_test::MemoryDisk>();
-  const auto load_or_save = [](Session& session, bool save) {
-    return wait_for(session, save ? session.save_checkpoint("./model", Mode::kWait)
-                                  : session.load_checkpoint("./model", Mode::kWait));
-  };
-  Cluster before({.workers = 1, .files = true, .disk = disk},
-                 [&](Cluster& job, Session& session, int worker) {
-                   add_model(session, 4, 1);
-                   job.note(worker, "start", [&] { return session.start(); });
-                   StepResult result;
-                   job.note(worker, "step", [&] { return session.step(1, &result); });
-                   job.note(worker, "save", [&] { return load_or_save(session, true); });
-                 });
-  ASSERT_TRUE(before.run_until_ended(60s));
   Cluster cluster({.workers = 3,
                    .separate_head = true,
                    .files = true,
-                   .disk = disk,
+                   .disk = disk_of_job(1, 4, 0),
                    .settings = {{"min_workers", "1"}, {"lease", "1s"}}},
                   [&](Cluster& job, Session& session, int worker) {
                     add_model(session, 4, 1);
                     if (!job.note(worker, "start", [&] { return session.start(); })) return;
                     if (worker == 0) job.world.set_delay(job.process(2), job.process(1), {5ms, 6ms});
-                    if (!job.note(worker, "load", [&] { return load_or_save(session, false); })) return;
+                    if (!job.note(worker, "load", [&] { return load(session); })) return;
                     StepResult result;
                     if (worker > 0) job.note(worker, "step", [&] { return session.step(1, &result); });
                   });

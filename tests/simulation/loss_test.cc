@@ -454,8 +454,7 @@ class Outcome {
     // All workers that have trained have closed their sessions well.
     const bool loses = !lost_.empty() || !job_.losses.empty() || !job_.head_losses.empty();
     for (int w = 0; w < job_.all() && !loses && !job_.pair_cut && !job_.split; ++w) {
-      for (const std::string& line : cluster_->log(w))
-        if (line.find("not all workers have confirmed the last step") != line.npos) problem(w, line);
+      if (left_unconfirmed(w)) problem(w, "not all workers have confirmed its last step");
     }
     if (!loses && reference && !(cluster_->head_result() && cluster_->head_result()->ok()))
       found.push_back("the head says that the job has failed: " +
@@ -504,9 +503,13 @@ class Outcome {
   // The worker's session was closed when all others had its last step.
   bool closed_well(int worker) const {
     const NotedCall* const close = cluster_->call(worker, "close");
-    if (!close || !close->status.ok()) return false;
+    return close && close->status.ok() && !left_unconfirmed(worker);
+  }
+
+  // dsgd_close has warned that others may repeat the worker's last step.
+  bool left_unconfirmed(int worker) const {
     const auto& log = cluster_->log(worker);
-    return std::none_of(log.begin(), log.end(), [](const std::string& line) {
+    return std::any_of(log.begin(), log.end(), [](const std::string& line) {
       return line.find("not all workers have confirmed the last step") != line.npos;
     });
   }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cluster.h"
+#include "small_model.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
@@ -154,8 +155,7 @@ class Stage {
         return;
       used[static_cast<size_t>(worker)][k] =
           static_cast<int>(std::lround(static_cast<double>(before - value[k]) * result.weight));
-      if (k == kStep && options_.saves &&
-          !cluster.note(worker, "save", [&] { return checkpoint(session, true); }))
+      if (k == kStep && options_.saves && !cluster.note(worker, "save", [&] { return save(session); }))
         return;
     }
     while (options_.steps == kSteps && !result.all_done) {
@@ -164,14 +164,8 @@ class Stage {
     values[static_cast<size_t>(worker)].assign(value, value + count);
     if (options_.begins && worker == 0)
       cluster.note(worker, "begin", [&] { return session.step_begin(1).status(); });
-    if (options_.saves && cluster.note(worker, "load", [&] { return checkpoint(session, false); }))
+    if (options_.saves && cluster.note(worker, "load", [&] { return load(session); }))
       loaded[worker] = value[kStep];
-  }
-
-  static Status checkpoint(Session& session, bool save) {
-    const auto call = save ? session.save_checkpoint("./model", Session::Mode::kWait)
-                           : session.load_checkpoint("./model", Session::Mode::kWait);
-    return wait_for(session, call);
   }
 
   void draw_sample(Session& session, SharedShard& shard, int worker, int step) {

@@ -134,6 +134,12 @@ class DurableHeadTest : public testing::Test {
   }
 
   // In good order, in the first view.
+  // w3 joins the running job, and asks for a view with it.
+  void join_late() {
+    ask_to_join(name(3), incarnation(3));
+    store_->finish_all();
+    call(at(3).control, transport::Enter{3, 1});
+  }
   void leave(int i) {
     call(at(i).control, transport::Leave{i, 1, {}, 7});
     store_->finish_all();
@@ -333,9 +339,7 @@ TEST_F(DurableHeadTest, AnotherHeadKnowsThatTheJobHasEndedWell) {
     make_head();
     workers_.clear();
     begin();
-    ask_to_join(name(3), incarnation(3));
-    store_->finish_all();
-    call(at(3).control, transport::Enter{3, 1});
+    join_late();
     leave(0);
     leave(1);
     if (!ended) {
@@ -358,9 +362,7 @@ TEST_F(DurableHeadTest, AnotherHeadKnowsThatTheJobHasEndedWell) {
 
 TEST_F(DurableHeadTest, AGoodEndThatAllHaveConfirmedStaysInTheRecord) {
   begin();
-  ask_to_join(name(3), incarnation(3));
-  store_->finish_all();
-  call(at(3).control, transport::Enter{3, 1});
+  join_late();
   store_->finish_all();
   for (int i = 0; i < 3; ++i) {
     call(at(i).control, transport::Leave{i, 2, {}, 7});
@@ -388,9 +390,7 @@ TEST_F(DurableHeadTest, AGoodEndThatAllHaveConfirmedStaysInTheRecord) {
 // It is lost after the workers with the state have left, and asks then.
 TEST_F(DurableHeadTest, AWorkerWithoutTheStateHearsWhyTheJobHasEnded) {
   begin();
-  ask_to_join(name(3), incarnation(3));
-  store_->finish_all();
-  call(at(3).control, transport::Enter{3, 1});
+  join_late();
   store_->finish_all();
   watch(3, at(3).reply().sequence);
   for (int i = 0; i < 3; ++i) {
