@@ -42,7 +42,7 @@ std::vector<std::string> Chaos::on_epoch(size_t rank, const std::vector<Worker>&
                    ", which has ended epoch " + std::to_string(epoch));
   }
   if (killed_ == kills_ || epoch * 3 * (kills_ + 1) < epochs_ * 2 * (killed_ + 1)) return news;
-  const size_t victim = static_cast<size_t>(killed_ + 1) % workers.size();  // languages take turns
+  const size_t victim = static_cast<size_t>(killed_ + 1) % workers.size();
   const pid_t process = process_of(launcher, victim);
   if (away_[victim] || workers[victim].epoch == 0 || process < 0) return news;  // with the next epoch
   kill(process, SIGKILL);

@@ -1,4 +1,5 @@
-// Kills workers of a job while they train. `dsgd run` starts others in their places, which join the job.
+// Kills workers of a job while they train. `dsgd run` starts another one in place of each, which joins the
+// job.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +14,7 @@ namespace job {
 
 class Chaos {
  public:
-  // Kills `kills` workers, one after another, in the first two thirds of the epochs.
+  // Kills `kills` workers, one after another, in the first two thirds of the epochs. Rank 1 is the first.
   Chaos(int kills, int epochs) : kills_(kills), epochs_(epochs) {}
 
   // A worker has ended an epoch. Returns what there is to tell, line by line. `launcher`: the process of

@@ -41,8 +41,6 @@ struct Options {
   bool chaos = false;
 };
 
-constexpr int kKills = 3;  // of --chaos
-
 const std::map<std::string, std::string> kOptimizerOptions = {
     {"sgd", "lr=0.1 momentum=0.9"}, {"adam", "lr=0.003"}, {"adamw", "lr=0.003"}};
 
@@ -76,7 +74,7 @@ std::vector<std::string> command_line(const Options& options, const std::vector<
   };
   set("strategy=" + options.strategy);
   if (options.chaos) {
-    words.insert(words.end(), {"--restarts", std::to_string(kKills)});
+    words.insert(words.end(), {"--restarts", std::to_string(workers.size())});
     set("min_workers=1");
     if (options.strategy == "ps") set("copies=2");
   }
@@ -275,7 +273,7 @@ int main(int argc, char** argv) {
     worker.device = worker.language == "c" || worker.language == "python" ? options.device : "cpu";
   }
   std::vector<job::Curve> curves(workers.size());
-  job::Chaos chaos(options.chaos ? kKills : 0, options.epochs);
+  job::Chaos chaos(options.chaos ? options.workers : 0, options.epochs);
 
   const auto began = std::chrono::steady_clock::now();
   const std::string title = "digits, strategy " + options.strategy + ", " + std::to_string(workers.size()) +
