@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "core/base/stopped.h"
-
 namespace dsgd {
 
 void PeerWatch::watch() {
@@ -34,20 +32,17 @@ void PeerWatch::forget() {
 }
 
 void PeerWatch::probe(int32_t rank) {
-  const transport::Duration lease = peers_.options().lease;
-  const transport::Time due = peers_.loop().now() + lease - 5 * interval_;
-  const auto answered = [this, alive = std::weak_ptr(alive_), rank, lease, due,
-                         views = views_](const Status& answer) {
+  const auto answered = [this, alive = std::weak_ptr(alive_), rank, views = views_](const Status& answer) {
     if (alive.expired() || peers_.closed() || views != views_) return;
-    const transport::Time now = peers_.loop().now();
-    if (const auto waited = waited_for_.find(rank); waited != waited_for_.end()) waited->second = now;
-    if (!answer.ok() && was_stopped(due, now, lease) && !peers_.is_leaving(rank)) return probe(rank);
+    if (const auto waited = waited_for_.find(rank); waited != waited_for_.end())
+      waited->second = peers_.loop().now();
     probing_.erase(rank);
     silent_.erase(rank);
     if (answer.ok() || peers_.is_leaving(rank)) return;
     silent_.insert(rank);
     peers_.report_silent(rank, answer);
   };
+  const transport::Time due = peers_.loop().now() + peers_.options().lease - 5 * interval_;
   probe_(peers_.members().view().members[rank], due, answered);
 }
 
