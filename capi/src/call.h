@@ -55,7 +55,7 @@ class Call {
   // `values`: the enum of the known bits; null if there are none.
   Status flags(uint32_t flags, uint32_t known, const char* values) const;
   Status dtype(int32_t dtype) const;
-  Status reduction(int32_t reduction, int32_t dtype) const;
+  Status reduction(int32_t reduction) const;
   Status world(const dsgd_group* group) const;
   Status closed() const;
   Status on_host(const void* data, size_t nbytes, const char* argument) const;

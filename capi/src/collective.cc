@@ -46,7 +46,7 @@ int32_t dsgd_allreduce(dsgd_session* session, dsgd_group* group, const void* sen
                        dsgd_op** op, dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
-    DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
+    DSGD_RETURN_IF_ERROR(call.reduction(reduction));
     DSGD_RETURN_IF_ERROR(call.buffer(send, nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, nbytes, dtype, "receive"));
     return run_collective(call, session, options, op, [&](const CallOptions& given) {
@@ -87,7 +87,7 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
                             dsgd_error** error) {
   return guard(__func__, error, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(check_collective(call, session, group, dtype));
-    DSGD_RETURN_IF_ERROR(call.reduction(reduction, dtype));
+    DSGD_RETURN_IF_ERROR(call.reduction(reduction));
     DSGD_RETURN_IF_ERROR(call.buffer(send, send_nbytes, dtype, "send"));
     DSGD_RETURN_IF_ERROR(call.buffer(receive, receive_nbytes, dtype, "receive"));
     return run_collective(call, session, options, op, [&](const CallOptions& given) {

@@ -33,12 +33,6 @@ int32_t dsgd_object_put(dsgd_session* session, const char* name, const void* dat
     DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     if (nbytes > 0) DSGD_RETURN_IF_ERROR(call.not_null(data, "data"));
     if (ndim > 0) DSGD_RETURN_IF_ERROR(call.not_null(shape, "shape"));
-    if (ndim > dsgd::Object::kMostDimensions)
-      return call.invalid("ndim is " + std::to_string(ndim) + "; an object has at most " +
-                          std::to_string(dsgd::Object::kMostDimensions) + " dimensions");
-    if (nbytes > dsgd::Object::kLargest)
-      return call.fail(Code::kLimit, "object '" + std::string(name) + "' has " + std::to_string(nbytes) +
-                                         " bytes; objects have at most 1 GiB; share a file instead");
     DSGD_RETURN_IF_ERROR(call.on_host(data, nbytes, "data"));
     return run_operation(call, session, options, op, [&](Session::Mode mode, const CallOptions& given) {
       return session->core->object_put(name, std::span(static_cast<const uint8_t*>(data), nbytes), dtype,
@@ -71,7 +65,7 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
     DSGD_RETURN_IF_ERROR(call.local(op));
     DSGD_RETURN_IF_ERROR(call.not_null(object, "object"));
     const dsgd::Operation& operation = *op->operation;
-    if (operation.name() != "dsgd_object_get")
+    if (!operation.is_object_get())
       return call.invalid("the op is " + operation.name() +
                           ", not a dsgd_object_get; only that has an object");
     if (!operation.done())

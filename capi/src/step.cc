@@ -1,5 +1,4 @@
 // Optimizer, strategy, start and the step.
-#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -8,7 +7,6 @@
 #include "capi/src/session.h"
 #include "capi/src/sized.h"
 #include "capi/src/step_result.h"
-#include "core/config/config.h"
 
 namespace dsgd::capi {
 namespace {
@@ -85,12 +83,8 @@ int32_t dsgd_optimizer_set(dsgd_session* session, const char* name, const char* 
 }
 
 int32_t dsgd_learning_rate_set(dsgd_session* session, double rate, dsgd_error** error) {
-  return guard_open(__func__, error, session, [&](const Call& call) -> Status {
-    if (!std::isfinite(rate) || rate < 0)
-      return call.invalid("rate is " + dsgd::number_text(rate) +
-                          "; a learning rate is finite and not negative");
-    return session->core->set_learning_rate(rate);
-  });
+  return guard_open(__func__, error, session,
+                    [&](const Call&) -> Status { return session->core->set_learning_rate(rate); });
 }
 
 int32_t dsgd_strategy_set(dsgd_session* session, const char* name, const char* options,

@@ -26,8 +26,8 @@ using SharedObject = std::shared_ptr<const Object>;
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
   if (shape.size() > Object::kMostDimensions) {
-    return "it has " + std::to_string(shape.size()) + " dimensions; at most " +
-           std::to_string(Object::kMostDimensions) + " are allowed";
+    return "ndim is " + std::to_string(shape.size()) + "; an object has at most " +
+           std::to_string(Object::kMostDimensions) + " dimensions";
   }
   if (dtype == Object::kNoType)
     return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";

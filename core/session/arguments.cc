@@ -24,7 +24,6 @@ Status check_weight(double weight) {
 Status check_name(const std::string& what, const std::string& name) {
   auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, "the name of a" + why); };
   const std::string of = std::string(what.find_first_of("aeiou") == 0 ? "n " : " ") + what;
-  if (name.empty()) return bad(of + " is empty; pass a non-empty name");
   if (name.size() > kLongestName) {
     return bad(of + " has " + std::to_string(name.size()) + " bytes, at most " +
                std::to_string(kLongestName) + " are possible; shorten it");

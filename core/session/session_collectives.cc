@@ -1,4 +1,5 @@
-// Collectives and objects: arguments are checked here, before any message goes to another worker.
+// Collectives and objects: arguments are checked here, before any message goes to another worker. The C
+// boundary has refused NULL, empty names and parts of elements.
 
 #include <algorithm>
 #include <cstring>
@@ -15,18 +16,11 @@ Status invalid(const char* operation, const std::string& text) {
   return Status(Code::kInvalidArgument, std::string(operation) + ": " + text).with_operation(operation);
 }
 
-Status check_buffer(const char* operation, const char* which, const void* data, size_t nbytes, DType dtype) {
+Status check_aligned(const char* operation, const char* which, const void* data, DType dtype) {
   const size_t element = dtype_size(dtype);
-  auto bad = [&](const std::string& text) { return invalid(operation, which + (" " + text)); };
-  if (nbytes % element != 0) {
-    return bad("has " + std::to_string(nbytes) + " bytes, which is not a multiple of the " +
-               std::to_string(element) + " bytes of a " + dtype_name(dtype));
-  }
-  if (!data && nbytes > 0) return bad("is NULL");
-  if (reinterpret_cast<uintptr_t>(data) % element != 0) {
-    return bad("is not aligned to the " + std::to_string(element) + " bytes of a " + dtype_name(dtype));
-  }
-  return {};
+  if (reinterpret_cast<uintptr_t>(data) % element == 0) return {};
+  return invalid(operation, std::string(which) + " is not aligned to the " + std::to_string(element) +
+                                " bytes of a " + dtype_name(dtype));
 }
 
 Status check_apart(const char* operation, const void* send, const void* receive, size_t nbytes) {
@@ -35,10 +29,11 @@ Status check_apart(const char* operation, const void* send, const void* receive,
   return invalid(operation, "`send` and `receive` overlap; pass the same pointer twice, or buffers apart");
 }
 
-Status check_reduction(const char* operation, DType dtype, Reduction reduction) {
+Status check_reduction(const char* function, DType dtype, Reduction reduction) {
   if (reduction != Reduction::kMean || is_floating(dtype)) return {};
-  return invalid(operation, std::string("the mean of ") + dtype_name(dtype) +
-                                " is not defined; take the sum and divide");
+  return Status(Code::kInvalidArgument, std::string(function) +
+                                            ": DSGD_MEAN needs a floating-point dtype, not " +
+                                            dtype_name(dtype) + "; use DSGD_SUM and divide");
 }
 
 // Elements of each rank: given, or equal parts of `total`. Reads no count after one that exceeds what is
@@ -134,10 +129,10 @@ Result<Session::Collective> Session::allreduce(const void* send, void* receive, 
                                                Reduction reduction, const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`send`", send, nbytes, dtype));
-  DSGD_RETURN_IF_ERROR(check_buffer("all-reduce", "`receive`", receive, nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("all-reduce", "`send`", send, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("all-reduce", "`receive`", receive, dtype));
   DSGD_RETURN_IF_ERROR(check_apart("all-reduce", send, receive, nbytes));
-  DSGD_RETURN_IF_ERROR(check_reduction("all-reduce", dtype, reduction));
+  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_allreduce", dtype, reduction));
   const Impl::Buffer to{"`receive`", receive, nbytes};
   auto staging = impl_->stage("all-reduce", {"`send`", send, nbytes}, &to, options);
   if (!staging.ok()) return staging.status();
@@ -160,7 +155,7 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
                                                const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  DSGD_RETURN_IF_ERROR(check_buffer("broadcast", "the buffer", data, nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("broadcast", "the buffer", data, dtype));
   auto place = impl_->place_in_view();
   if (!place.ok()) return place.status();
   if (root < 0 || root >= place->size) {
@@ -190,8 +185,8 @@ Result<Session::Collective> Session::allgather(const void* send, size_t send_nby
                                                DType dtype, const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`send`", send, send_nbytes, dtype));
-  DSGD_RETURN_IF_ERROR(check_buffer("all-gather", "`receive`", receive, receive_nbytes, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("all-gather", "`send`", send, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("all-gather", "`receive`", receive, dtype));
   auto place = impl_->place_in_view();
   if (!place.ok()) return place.status();
   auto parts = part_counts("all-gather", element_counts, receive_nbytes / dtype_size(dtype), place->size);
@@ -226,9 +221,9 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
                                                     const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`send`", send, send_nbytes, dtype));
-  DSGD_RETURN_IF_ERROR(check_buffer("reduce-scatter", "`receive`", receive, receive_nbytes, dtype));
-  DSGD_RETURN_IF_ERROR(check_reduction("reduce-scatter", dtype, reduction));
+  DSGD_RETURN_IF_ERROR(check_aligned("reduce-scatter", "`send`", send, dtype));
+  DSGD_RETURN_IF_ERROR(check_aligned("reduce-scatter", "`receive`", receive, dtype));
+  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_reduce_scatter", dtype, reduction));
   auto place = impl_->place_in_view();
   if (!place.ok()) return place.status();
   auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), place->size);

@@ -219,7 +219,6 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
                  std::to_string(nbytes) + " are needed (" + std::to_string(parameter->count) + " of " +
                  dtype_name(parameter->dtype) + ")");
     }
-    if (!data && nbytes > 0) return bad(std::string("the ") + which + " is NULL");
     if (reinterpret_cast<uintptr_t>(data) % align != 0) {
       return bad(std::string("the ") + which + " is not aligned to " + std::to_string(align) + " bytes");
     }
@@ -343,8 +342,8 @@ Status Session::set_learning_rate(double rate) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (!std::isfinite(rate) || rate < 0) {
-    return Status(Code::kInvalidArgument,
-                  "learning rate " + number_text(rate) + " is not a finite number >= 0");
+    return Status(Code::kInvalidArgument, "dsgd_learning_rate_set: rate is " + number_text(rate) +
+                                              "; a learning rate is finite and not negative");
   }
   DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_learning_rate_set"));
   impl_->model.optimizer->set_learning_rate(rate);
