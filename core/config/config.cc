@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <set>
 
+#include "core/base/integer.h"
 #include "core/config/launcher.h"
 #include "core/config/table.h"
 
 namespace dsgd {
 namespace {
 
-using config::Rule;
 using config::Type;
 
 Status invalid(const std::string& key, const std::string& message) {
@@ -20,8 +20,8 @@ std::string did_you_mean(const std::string& nearest, const std::string& otherwis
   return nearest.empty() ? otherwise : "; did you mean '" + nearest + "'?";
 }
 
-Result<const Rule*> known_rule(std::string_view key) {
-  if (const Rule* rule = config::find_rule(key)) return rule;
+Result<const ConfigKey*> known_key(std::string_view key) {
+  if (const ConfigKey* known = config::find_key(key)) return known;
   const std::string name(key.substr(0, 80));
   return invalid(name,
                  "unknown key '" + name + "'" +
@@ -63,15 +63,15 @@ void Config::allow(std::string_view key, std::string_view value) {
   allowed_[std::string(key)].emplace_back(value);
 }
 
-Status Config::check_value(const Rule& rule, std::string_view value) const {
-  const auto more = allowed_.find(std::string_view(rule.key.name));
-  return config::check_value(rule, value, more == allowed_.end() ? std::vector<std::string>() : more->second);
+Status Config::check_value(const ConfigKey& key, std::string_view value) const {
+  const auto more = allowed_.find(std::string_view(key.name));
+  return config::check_value(key, value, more == allowed_.end() ? std::vector<std::string>() : more->second);
 }
 
 Status Config::set(std::string_view key, std::string_view value) {
-  const Result<const Rule*> rule = known_rule(key);
-  if (!rule.ok()) return rule.status();
-  Status status = check_value(*rule.value(), value);
+  const Result<const ConfigKey*> known = known_key(key);
+  if (!known.ok()) return known.status();
+  Status status = check_value(*known.value(), value);
   if (status.ok()) set_[std::string(key)] = value;
   return status;
 }
@@ -91,8 +91,8 @@ Status Config::parse(std::string_view text, const std::string& name) {
                     where + "'" + std::string(line.substr(0, 80)) + "' is not key = value");
     const std::string key(config::trim(line.substr(0, equals)));
     const std::string value(config::trim(line.substr(equals + 1)));
-    const Result<const Rule*> rule = known_rule(key);
-    Status status = rule.ok() ? check_value(*rule.value(), value) : rule.status();
+    const Result<const ConfigKey*> known = known_key(key);
+    Status status = known.ok() ? check_value(*known.value(), value) : known.status();
     if (!status.ok()) return invalid(status.parameter(), where + status.message());
     if (const auto [first, fresh] = lines.try_emplace(key, number); !fresh)
       return invalid(key, where + "key '" + key + "' was given in line " + std::to_string(first->second) +
@@ -160,7 +160,7 @@ Result<LauncherNote> Config::read_launcher() {
     fill("job", launch.job);
   }
   for (const auto& [key, value] : launcher_)
-    if (Status status = check_value(*config::find_rule(key), value); !status.ok())
+    if (Status status = check_value(*config::find_key(key), value); !status.ok())
       return invalid(key, launch.launcher + ": " + status.message());
   return LauncherNote{
       launch.launcher + ": rank " + text("rank") + " of " + text("num_workers") + ", head " + text("head"),
@@ -213,11 +213,10 @@ Status Config::validate_client() const {
 Status Config::check_environment(bool for_head) const {
   for (const auto& [key, value] : environment_) {
     if (for_head && (key == "algorithm" || key == "strategy")) continue;
-    const Rule* rule = config::find_rule(key);
-    const Status status = check_value(*rule, value);
+    const ConfigKey& known = *config::find_key(key);
+    const Status status = check_value(known, value);
     if (!status.ok() && !set_.contains(key))
-      return invalid(key,
-                     "environment variable " + std::string(rule->key.environment) + ": " + status.message());
+      return invalid(key, "environment variable " + std::string(known.environment) + ": " + status.message());
   }
   if (!for_head && !text("head").empty() && !given("num_workers") && !launcher_.contains("num_workers"))
     return invalid(
@@ -336,9 +335,9 @@ const std::string* Config::get(std::string_view key) const {
 const std::string& Config::text(std::string_view key) const {
   static const auto* const kEmpty = new std::string;
   const std::string* value = get(key);
-  const Rule* rule = config::find_rule(key);
-  if (!value || !rule) return *kEmpty;
-  if (rule->type != Type::kChoice || check_value(*rule, *value).ok()) return *value;
+  const ConfigKey* known = config::find_key(key);
+  if (!value || !known) return *kEmpty;
+  if (known->kind != Type::kChoice || check_value(*known, *value).ok()) return *value;
   static const auto* const kDefaults = new Config;
   return *kDefaults->get(key);
 }

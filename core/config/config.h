@@ -17,16 +17,17 @@
 
 namespace dsgd {
 namespace config {
-struct Rule;
+enum class Type;
 }
 
 struct ConfigKey {
   const char* name;           // "heartbeat_interval"
   const char* type;           // "string", "integer", "duration", "size", "switch", "choice"
   const char* default_value;  // as it would be written
-  const char* range;          // "1..65536", "simple | ps | allreduce", ""
+  const char* range;          // "1..65536", "simple | ps | allreduce", "PATH"
   const char* help;
   const char* environment;  // "DSGD_HEARTBEAT_INTERVAL"
+  config::Type kind;        // how a value is read
 };
 
 std::span<const ConfigKey> config_keys();  // in alphabetical order
@@ -90,7 +91,7 @@ class Config {
   Result<std::vector<std::string>> devices(uint32_t local_rank) const;
 
  private:
-  Status check_value(const config::Rule& rule, std::string_view value) const;
+  Status check_value(const ConfigKey& key, std::string_view value) const;
   Status check_environment(bool for_head) const;
   Status check_together() const;
   Status check_tls() const;

@@ -1,21 +1,19 @@
-// The table of keys with what the program needs beside the printed columns: how a value is read and its
-// bounds.
+// The table of keys, and the check of a value by its row.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/base/integer.h"
 #include "core/config/config.h"
 #include "core/config/units.h"
 
 namespace dsgd::config {
 
 enum class Type {
-  kText,
+  kText,      // up to 255 bytes
+  kLongText,  // up to 4095 bytes
   kAddress,
   kAddresses,
   kDevices,
@@ -28,21 +26,14 @@ enum class Type {
   kChoice
 };
 
-// A default of "" or "0", which stands for a derived value or none, is valid whatever the bounds are.
-struct Rule {
-  ConfigKey key;
-  Type type;
-  // Integer; nanoseconds; bytes; of a text, the length where it is not the usual one.
-  int64_t minimum = 0, maximum = 0;
-};
-
-const Rule* find_rule(std::string_view key);  // null: unknown
+const ConfigKey* find_key(std::string_view name);  // null: unknown
 std::vector<std::string> key_names();
 std::vector<std::string> environment_names();
 
-// A value that does not fit gives an error that names the key, the value and what would do.
-// `more`: further values of a choice.
-Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more = {});
+// A value that does not fit gives an error that names the key, the value and what would do. A default of ""
+// or "0", which stands for a derived value or none, is valid whatever the range is. `more`: further values of
+// a choice.
+Status check_value(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more = {});
 
 // "7701-7720" or "7701"; nothing on bad syntax, port 0, or where the last is below the first.
 std::optional<PortRange> parse_ports(std::string_view text);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/base/address.h"
+#include "core/base/integer.h"
 #include "core/base/text.h"
 #include "core/config/device_name.h"
 #include "core/config/table.h"
@@ -9,8 +10,6 @@
 
 namespace dsgd::config {
 namespace {
-
-constexpr size_t kLongestText = 255;
 
 std::string devices_fault(std::string_view text) {
   const std::vector<std::string> backends = {"cuda"};
@@ -28,17 +27,16 @@ std::string devices_fault(std::string_view text) {
   return "";
 }
 
-std::string text_fault(const Rule& rule, std::string_view value) {
-  if (value.empty() && *rule.key.default_value) return "must not be empty";
-  const size_t longest = rule.maximum > 0 ? static_cast<size_t>(rule.maximum) : kLongestText;
-  if (rule.type == Type::kText && value.size() > longest)
-    return "is longer than " + std::to_string(longest) + " bytes";
+std::string text_fault(const ConfigKey& key, std::string_view value) {
+  if (value.empty() && *key.default_value) return "must not be empty";
+  const size_t longest = key.kind == Type::kText ? 255 : key.kind == Type::kLongText ? 4095 : value.size();
+  if (value.size() > longest) return "is longer than " + std::to_string(longest) + " bytes";
   if (const auto at = invalid_utf8(value))
     return "is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8";
   if (has_control_character(value)) return "contains a control character";
   if (value.empty()) return "";
-  if (rule.type == Type::kAddress) return address_fault(value, "port 0 lets the system choose");
-  if (rule.type == Type::kAddresses) {
+  if (key.kind == Type::kAddress) return address_fault(value, "port 0 lets the system choose");
+  if (key.kind == Type::kAddresses) {
     for (const std::string& one : split_addresses(std::string(value))) {
       if (one.starts_with("unix:") && one.size() < value.size())
         return "has a Unix socket beside other heads";
@@ -47,60 +45,70 @@ std::string text_fault(const Rule& rule, std::string_view value) {
     }
     return "";
   }
-  if (rule.type == Type::kDevices) return devices_fault(value);
-  if (rule.type == Type::kPorts && !parse_ports(value))
+  if (key.kind == Type::kDevices) return devices_fault(value);
+  if (key.kind == Type::kPorts && !parse_ports(value))
     return "is not a port or a range of ports; write for example 7701-7720";
   return "";
 }
 
-std::string number_fault(const Rule& rule, std::string_view value, std::optional<int64_t> number,
-                         const char* what) {
-  if (value.empty() && !*rule.key.default_value) return "";
-  if (!number) return std::string("is not ") + what + " (range " + rule.key.range + ")";
-  if (*number == 0 && rule.key.default_value == std::string_view("0")) return "";
-  if (*number < rule.minimum || *number > rule.maximum)
-    return std::string("is out of range; use ") + rule.key.range;
-  return "";
+using Parse = std::optional<int64_t>(std::string_view);
+
+std::optional<int64_t> parse_whole(std::string_view text) { return parse_integer(text); }
+
+// Reads the ends of a range: "1..8", or behind other values, as in "0 or 10ms..24h".
+bool in_range(int64_t number, std::string_view range, Parse parse) {
+  const size_t dots = range.find("..");
+  const std::string_view least = range.substr(0, dots);
+  return number >= parse(least.substr(least.rfind(' ') + 1)) && number <= parse(range.substr(dots + 2));
 }
 
-std::string choice_fault(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
-  std::vector<std::string> names = choices(rule.key.range);
+std::string number_fault(const ConfigKey& key, std::string_view value, Parse parse, const char* what) {
+  if (value.empty() && !*key.default_value) return "";
+  const auto number = parse(value);
+  if (!number) return std::string("is not ") + what + " (range " + key.range + ")";
+  if (*number == 0 && key.default_value == std::string_view("0")) return "";
+  return in_range(*number, key.range, parse) ? "" : std::string("is out of range; use ") + key.range;
+}
+
+std::string choice_fault(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more) {
+  std::vector<std::string> names = choices(key.range);
   names.insert(names.end(), more.begin(), more.end());
   for (const std::string& name : names)
     if (value == name) return "";
   const std::string nearest = nearest_name(value, names);
-  std::string all = rule.key.range;
+  std::string all = key.range;
   for (const std::string& name : more) all += " | " + name;
   return "is not one of " + all + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
 }
 
-std::string fault(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
-  switch (rule.type) {
+std::string fault(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more) {
+  switch (key.kind) {
     case Type::kText:
+    case Type::kLongText:
     case Type::kAddress:
     case Type::kAddresses:
     case Type::kDevices:
     case Type::kPorts:
-      return text_fault(rule, value);
+      return text_fault(key, value);
     case Type::kInteger:
-      return number_fault(rule, value, parse_integer(value), "a whole number");
+      return number_fault(key, value, parse_whole, "a whole number");
     case Type::kIntegerOrWord: {
-      std::vector<std::string> words = choices(rule.key.range);
+      std::vector<std::string> words = choices(key.range);
       words.pop_back();  // the integers
       if (std::find(words.begin(), words.end(), value) != words.end()) return "";
-      const auto number = parse_integer(value);
-      if (number && *number >= rule.minimum && *number <= rule.maximum) return "";
-      return std::string("is not one of ") + rule.key.range;
+      const auto number = parse_whole(value);
+      return number && in_range(*number, key.range, parse_whole) ? ""
+                                                                 : std::string("is not one of ") + key.range;
     }
     case Type::kDuration:
-      return number_fault(rule, value, parse_duration(value),
+      return number_fault(key, value, parse_duration,
                           "a duration; write a whole number and a unit, such as 500ms, 10s or 5m");
     case Type::kSize:
-      return number_fault(rule, value, parse_size(value), "a size; write for example 64K, 4M or 1G");
+      return number_fault(key, value, parse_size, "a size; write for example 64K, 4M or 1G");
     case Type::kSwitch:
       return value == "0" || value == "1" ? "" : "is not a switch; write 0 or 1";
     case Type::kChoice:
-      return choice_fault(rule, value, more);
+      return choice_fault(key, value, more);
   }
   return "";
 }
@@ -144,10 +152,10 @@ std::optional<PortRange> parse_ports(std::string_view text) {
   return PortRange{static_cast<uint16_t>(*first), static_cast<uint16_t>(*last)};
 }
 
-Status check_value(const Rule& rule, std::string_view value, const std::vector<std::string>& more) {
-  const std::string wrong = fault(rule, value, more);
+Status check_value(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more) {
+  const std::string wrong = fault(key, value, more);
   if (wrong.empty()) return {};
-  const std::string name = rule.key.name;
+  const std::string name = key.name;
   const std::string shown =
       name == "token" ? "the value" : std::string("'").append(printable(value)) + "'";  // a secret stays one
   return Status(Code::kInvalidArgument, "key '" + name + "': " + shown + " " + wrong).with_parameter(name);

@@ -53,7 +53,8 @@ def main():
         return self_test()
     root = pathlib.Path(sys.argv[1])
     source = tables.Source(root / "capi/include/dsgd/dsgd.h", root / "bindings/tables/names.txt")
-    keys = set(re.findall(r'"(DSGD_\w+)"', (root / "core/config/table.cc").read_text()))
+    rows = re.findall(r'^    \{"(\w+)", Type::', (root / "core/config/table.cc").read_text(), re.MULTILINE)
+    keys = {f"DSGD_{name.upper()}" for name in rows}
     c_only = {e.name for enum in tables.C_ONLY for e in source.enums[enum].enumerators} | {"DSGD_OK", "DSGD_ERR_UNKNOWN"}
     constants = {"DSGD_VERSION", "DSGD_VERSION_MAJOR", "DSGD_VERSION_MINOR", "DSGD_VERSION_PATCH", "DSGD_PLUGIN_VERSION"}
     known = source.names.keys() | keys | c_only | constants | INTERNAL.keys()
