@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "capi/src/call.h"
 #include "capi/src/session.h"
 
@@ -58,8 +61,8 @@ namespace {
 
 // One system call per record, so that lines of several processes do not mix.
 void write_to_stderr(LogLevel level, const std::string& message) {
-  static const char* const kNames[] = {"error", "warning", "info", "debug"};
-  const std::string line = std::string("dsgd: ") + kNames[static_cast<int>(level)] + ": " + message + "\n";
+  const std::string line =
+      std::string("dsgd: ") + kLogLevelNames[static_cast<int>(level)] + ": " + message + "\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
 }
 
@@ -67,11 +70,9 @@ void write_to_stderr(LogLevel level, const std::string& message) {
 
 std::shared_ptr<Log> make_log(const Config& config, LogHook hook, std::shared_ptr<LogQueue> queue,
                               uint64_t session) {
-  const std::string& name = config.text("log_level");
-  const LogLevel threshold = name == "debug"     ? LogLevel::kDebug
-                             : name == "info"    ? LogLevel::kInfo
-                             : name == "warning" ? LogLevel::kWarning
-                                                 : LogLevel::kError;
+  const auto* const name =
+      std::find(std::begin(kLogLevelNames), std::end(kLogLevelNames), config.text("log_level"));
+  const auto threshold = static_cast<LogLevel>(name - kLogLevelNames);
   if (hook.function) {
     return std::make_shared<Log>(threshold, [hook, session](const LogRecord& made) {
       const dsgd_log_record record(made, session);

@@ -13,6 +13,7 @@
 namespace dsgd {
 
 enum class LogLevel : int32_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
+inline constexpr const char* kLogLevelNames[] = {"error", "warning", "info", "debug"};
 
 struct LogRecord {
   LogLevel level;
