@@ -66,9 +66,7 @@ dsgd_config_key find_key(const std::string& name) {
   for (const auto& key : all_keys())
     if (name == key.name) return key;
   // The library knows which key comes nearest.
-  OwnedConfig config(dsgd_config_new());
-  dsgd_error* error = nullptr;
-  check(dsgd_config_set(config.get(), name.c_str(), "", &error), error);
+  set_key(OwnedConfig(dsgd_config_new()), name, "");
   throw Failure("unknown key '" + name + "'");
 }
 

@@ -7,7 +7,6 @@
 #include <ctime>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -21,17 +20,12 @@ namespace {
 
 constexpr int32_t kPollMilliseconds = 100;  // how often the signals are looked at
 
-struct Options {
-  std::string listen, job, token, file;
+struct Options : JobOptions {
   uint32_t num_workers = 0;
-  std::vector<std::string> settings;
   bool supervised = false;
 };
 
-void print_log(const dsgd_log_record* record, void*) {
-  std::fprintf(stderr, "dsgd: %s: %s\n", level_name(dsgd_log_record_level(record)),
-               dsgd_log_record_message(record));
-}
+void print_log(const dsgd_log_record* record, void*) { print_record("dsgd", record); }
 
 // 0.0.0.0 and [::] are not addresses that other machines can connect to. Prints those that are.
 void explain_any_address(const std::string& address) {
@@ -59,9 +53,7 @@ int run_head(const Options& options) {
 
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
-  std::vector<Setting> own = {{"head", options.listen}, {"job", options.job}, {"token", options.token}};
-  if (options.num_workers) own.push_back({"num_workers", std::to_string(options.num_workers)});
-  configure(config, options.file, own, options.settings);
+  configure(config, options, {"num_workers", options.num_workers ? std::to_string(options.num_workers) : ""});
   if (!*dsgd_config_value(config.get(), "head"))
     throw Failure("no address to listen on; give --listen HOST:PORT (port 0: any), or set DSGD_HEAD");
   check(dsgd_config_log_hook(config.get(), print_log, nullptr, &error), error);
@@ -96,17 +88,12 @@ int run_head(const Options& options) {
 
 Command add_head(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--listen", options->listen,
+  app.add_option("--listen", options->head,
                  "Address to listen on, HOST:PORT or unix:PATH; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers of the job (default: DSGD_NUM_WORKERS, else 1)")
       ->check(whole_number(1, kMostWorkers));
-  app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
-  app.add_option("--token", options->token,
-                 "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
-  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
-      ->take_all();
-  app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
+  add_job_options(app, options.get());
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(
       "Prints the address it listens on, then serves the job until all workers have left (status 0),\n"

@@ -14,6 +14,7 @@
 #include "capi/tools/run_words.h"
 #include "capi/tools/tool.h"
 #include "core/base/integer.h"
+#include "core/base/log.h"
 #include "core/config/nearest.h"
 
 namespace dsgd_tool {
@@ -31,9 +32,9 @@ std::string Setting::variable() const {
   return name;
 }
 
-const char* level_name(int32_t level) {
-  static constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
-  return kNames[level];
+void print_record(const char* program, const dsgd_log_record* record) {
+  std::fprintf(stderr, "%s: %s: %s\n", program, dsgd::kLogLevelNames[dsgd_log_record_level(record)],
+               dsgd_log_record_message(record));
 }
 
 Setting parse_setting(const std::string& text) {
@@ -43,17 +44,31 @@ Setting parse_setting(const std::string& text) {
   return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
-void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
-               const std::vector<std::string>& settings) {
+void set_key(const OwnedConfig& config, const std::string& key, const std::string& value) {
   dsgd_error* error = nullptr;
-  const auto set = [&](const Setting& setting) {
-    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
-  };
-  if (!file.empty()) check(dsgd_config_load(config.get(), file.c_str(), &error), error);
-  for (const Setting& setting : own) {
-    if (!setting.value.empty()) set(setting);
+  check(dsgd_config_set(config.get(), key.c_str(), value.c_str(), &error), error);
+}
+
+void add_job_options(CLI::App& app, JobOptions* options) {
+  app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
+  app.add_option("--token", options->token,
+                 "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
+  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
+      ->take_all();
+  app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
+}
+
+void configure(const OwnedConfig& config, const JobOptions& options, const Setting& own) {
+  dsgd_error* error = nullptr;
+  if (!options.file.empty()) check(dsgd_config_load(config.get(), options.file.c_str(), &error), error);
+  for (const auto& [key, value] :
+       std::vector<Setting>{{"head", options.head}, {"job", options.job}, {"token", options.token}, own}) {
+    if (!value.empty()) set_key(config, key, value);
   }
-  for (const std::string& text : settings) set(parse_setting(text));
+  for (const std::string& text : options.settings) {
+    const auto [key, value] = parse_setting(text);
+    set_key(config, key, value);
+  }
 }
 
 std::function<std::string(const std::string&)> whole_number(int least, int most) {

@@ -111,6 +111,11 @@ bool is_set(const char* variable) {
   return value && *value;
 }
 
+bool is_given(const std::string& key, const std::vector<Setting>& settings) {
+  return is_set(Setting{key, ""}.variable().c_str()) ||
+         std::any_of(settings.begin(), settings.end(), [&](const Setting& one) { return one.key == key; });
+}
+
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
 std::string random_token() {
@@ -169,17 +174,12 @@ namespace {
 
 std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_workers) {
   auto settings = common_settings(options);
-  check_settings(settings);
   settings.push_back({"num_workers", std::to_string(all_workers)});
   settings.push_back({"embed_head", "never"});
+  if (!options.head.empty()) settings.push_back({"head", options.head});
+  check_settings(settings);
   check_together(settings);
-  if (!options.head.empty()) {
-    settings.push_back({"head", options.head});
-    check_settings({settings.back()});
-  }
-  const bool log_is_given = std::any_of(settings.begin(), settings.end(),
-                                        [](const Setting& setting) { return setting.key == "log_to"; });
-  if (options.verbose && !log_is_given && !is_set("DSGD_LOG_TO")) settings.push_back({"log_to", "stderr"});
+  if (options.verbose && !is_given("log_to", settings)) settings.push_back({"log_to", "stderr"});
   return settings;
 }
 

@@ -22,6 +22,8 @@ struct RunOptions {
 
 // An empty variable counts as not set, as in the library.
 bool is_set(const char* variable);
+// Returns whether the settings or the environment set this key.
+bool is_given(const std::string& key, const std::vector<Setting>& settings);
 bool head_is_elsewhere(const RunOptions& options);
 // Of the lines of a child with this name; none with --no-prefix.
 std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name);

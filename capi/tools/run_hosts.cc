@@ -22,10 +22,8 @@ constexpr std::chrono::seconds kFarewell{5};  // for a remote `dsgd run` to repo
 using Environment = std::map<std::string, std::string>;
 
 // The job's settings and what --env names, for all hosts.
-Environment job_environment(const RunOptions& options) {
+Environment job_environment(const RunOptions& options, const std::vector<Setting>& settings) {
   Environment variables;
-  const auto settings = common_settings(options);
-  check_settings(settings);
   for (const auto& key : all_keys())
     if (is_set(key.environment) && !is_own_key(key.name))
       variables[key.environment] = std::getenv(key.environment);
@@ -42,13 +40,6 @@ Environment job_environment(const RunOptions& options) {
     variables[name] = value;
   }
   return variables;
-}
-
-// See least_workers().
-uint32_t least_workers_of(const RunOptions& options, uint32_t all_workers) {
-  auto settings = common_settings(options);
-  settings.push_back({"num_workers", std::to_string(all_workers)});
-  return least_workers(settings);
 }
 
 std::vector<Host> all_hosts(const RunOptions& options, bool one_command) {
@@ -122,7 +113,9 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   const auto workers_on = [&](const Host& host) { return host.workers ? host.workers : workers; };
   uint32_t all_workers = 0;
   for (const auto& host : hosts) all_workers += workers_on(host);
-  Environment variables = job_environment(options);
+  auto settings = common_settings(options);
+  check_settings(settings);
+  Environment variables = job_environment(options, settings);
   if (options.verbose) variables.try_emplace("DSGD_LOG_TO", "stderr");
 
   const std::chrono::duration<double> grace(options.grace_seconds);
@@ -140,7 +133,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   }
 
   // Of a host whose workers were lost, or that was lost itself.
-  supervisor.leave_failures_to_head(least_workers_of(options, all_workers));
+  settings.push_back({"num_workers", std::to_string(all_workers)});
+  supervisor.leave_failures_to_head(least_workers(settings));
   uint32_t rank = 0;
   for (const auto& host : hosts) {
     std::vector<std::string> remote = {remote_dsgd(options),

@@ -17,10 +17,8 @@ namespace dsgd_tool {
 namespace {
 
 void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& config) {
-  dsgd_error* error = nullptr;
-  for (const auto& setting : settings) {
-    if (setting.key == "algorithm" || setting.key == "strategy") continue;  // a head does not use them
-    check(dsgd_config_set(config.get(), setting.key.c_str(), setting.value.c_str(), &error), error);
+  for (const auto& [key, value] : settings) {
+    if (key != "algorithm" && key != "strategy") set_key(config, key, value);  // a head does not use these
   }
 }
 
@@ -39,11 +37,6 @@ void warn_if_started_several_times(const std::vector<Setting>& settings) {
                what.c_str(), remedy.c_str());
 }
 
-bool has_token(const std::vector<Setting>& settings) {
-  return is_set("DSGD_TOKEN") || std::any_of(settings.begin(), settings.end(),
-                                             [](const Setting& setting) { return setting.key == "token"; });
-}
-
 // A head in this process.
 class LocalHead {
  public:
@@ -58,9 +51,8 @@ class LocalHead {
 
  private:
   static void log(const dsgd_log_record* record, void* user) {
-    if (dsgd_log_record_level(record) > static_cast<const LocalHead*>(user)->log_level_) return;
-    std::fprintf(stderr, "dsgd run: %s: %s\n", level_name(dsgd_log_record_level(record)),
-                 dsgd_log_record_message(record));
+    if (dsgd_log_record_level(record) <= static_cast<const LocalHead*>(user)->log_level_)
+      print_record("dsgd run", record);
   }
 
   const int32_t log_level_;
@@ -70,11 +62,11 @@ class LocalHead {
 void LocalHead::start(std::vector<Setting>* settings) {
   OwnedConfig config(dsgd_config_new());
   dsgd_error* error = nullptr;
-  if (!has_token(*settings)) settings->push_back({"token", random_token()});
+  if (!is_given("token", *settings)) settings->push_back({"token", random_token()});
   apply_to_config(*settings, config);
-  check(dsgd_config_set(config.get(), "head", "127.0.0.1:0", &error), error);
-  check(dsgd_config_set(config.get(), "head_state", "", &error), error);
-  check(dsgd_config_set(config.get(), "log_level", "info", &error), error);
+  set_key(config, "head", "127.0.0.1:0");
+  set_key(config, "head_state", "");
+  set_key(config, "log_level", "info");
   check(dsgd_config_log_hook(config.get(), log, this, &error), error);
   check(dsgd_head_start(config.get(), head_.out(), &error), error);
   settings->push_back({"head", address()});
@@ -135,7 +127,7 @@ Job::Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std
       supervisor_(supervisor),
       restarts_(restarts),
       head_is_here_(!head_is_elsewhere(options)),
-      token_is_given_(has_token(settings_)),
+      token_is_given_(is_given("token", settings_)),
       has_rank_0_(!options.supervised || options.first_rank == 0),
       least_(least_workers(settings_)),
       last_command_(groups.back().command),

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,9 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-struct HeadOptions {
-  std::string head, job, token, file;
-  std::vector<std::string> settings;
+struct HeadOptions : JobOptions {
   int timeout = 10;  // seconds
 };
 
@@ -150,17 +149,12 @@ int watch(const OwnedConfig& config, const StatusOptions& options) {
     }
     std::fflush(stdout);
     if (job["state"] == "failed") return 1;
-    const timespec pause{
-        static_cast<time_t>(options.interval),
-        static_cast<long>((options.interval - static_cast<double>(static_cast<time_t>(options.interval))) *
-                          1e9)};
-    nanosleep(&pause, nullptr);
+    std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
   }
 }
 
 void configure_for(const HeadOptions& options, const OwnedConfig& config) {
-  configure(config, options.file, {{"head", options.head}, {"job", options.job}, {"token", options.token}},
-            options.settings);
+  configure(config, options);
   if (!*dsgd_config_value(config.get(), "head"))
     throw Failure("no head to ask; give --head HOST:PORT, or set DSGD_HEAD");
 }
@@ -192,12 +186,7 @@ int run_scale(const ScaleOptions& options) {
 void add_head_options(CLI::App& app, HeadOptions* options) {
   app.add_option("--head", options->head,
                  "Address of the job's head, HOST:PORT or unix:PATH; several: A,B (default: DSGD_HEAD)");
-  app.add_option("--job", options->job, "Name of the job (default: DSGD_JOB)");
-  app.add_option("--token", options->token,
-                 "Secret of the job; DSGD_TOKEN keeps it out of the process list (default: DSGD_TOKEN)");
-  app.add_option("--set", options->settings, "Another configuration key, KEY=VALUE; may be repeated")
-      ->take_all();
-  app.add_option("--config", options->file, "Configuration file with lines \"key = value\"");
+  add_job_options(app, options);
   app.add_option("--timeout", options->timeout, "Seconds to wait for the head (default: 10)")
       ->check(whole_number(1, 86400));
 }

@@ -195,7 +195,7 @@ void Supervisor::wait_until(const std::function<bool()>& enough) {
 
 int Supervisor::wait() {
   while (anything_runs(false)) handle_events();
-  end_services();
+  if (!ending_ && anything_runs(true)) end_all(SIGTERM);  // the services
   while (anything_runs(true)) handle_events();
   int output_error = 0;
   for (const auto& child : children_)
@@ -262,11 +262,6 @@ void Supervisor::end_all(int signal) {
   ending_ = true;
   kill_at_ = Clock::now() + grace_;
   await_until_ = Clock::now() + grace_ / 2;
-}
-
-void Supervisor::end_services() {
-  if (ending_ || !anything_runs(true)) return;
-  end_all(SIGTERM);
 }
 
 void Supervisor::stop(ChildProcess& child, int signal) {

@@ -94,7 +94,6 @@ class Supervisor {
   void interrupt(int signal);
   void end_all(int signal);
   void stop(ChildProcess& child, int signal);
-  void end_services();
   void kill_all();
   bool job_has_begun() const { return job_runs_ || reports_.joins() > 0; }
   bool anything_runs(bool services_too) const;

@@ -49,7 +49,8 @@ Setting parse_setting(const std::string& text);  // throws a UsageError
 
 std::vector<dsgd_config_key> all_keys();
 
-const char* level_name(int32_t level);  // of enum dsgd_log_level: "warning"
+// Writes a log record to standard error, behind the name of the program that writes it.
+void print_record(const char* program, const dsgd_log_record* record);
 
 // Frees what it holds: Owned<dsgd_config, dsgd_config_free>.
 template <typename T, void (*kFree)(T*)>
@@ -68,10 +69,17 @@ class Owned {
 using OwnedConfig = Owned<dsgd_config, dsgd_config_free>;
 using OwnedHead = Owned<dsgd_head, dsgd_head_free>;
 
-// Sets the keys of a subcommand: those of the file, if one is named, then `own` but for empty values, then
-// the arguments of --set.
-void configure(const OwnedConfig& config, const std::string& file, const std::vector<Setting>& own,
-               const std::vector<std::string>& settings);
+void set_key(const OwnedConfig& config, const std::string& key, const std::string& value);
+
+// Options that `dsgd head`, `dsgd status` and `dsgd scale` share.
+struct JobOptions {
+  std::string head, job, token, file;
+  std::vector<std::string> settings;
+};
+void add_job_options(CLI::App& app, JobOptions* options);  // but for the one that sets `head`
+// Sets the keys of the file, if one is named, then those that have an option, then the arguments of --set.
+// `own`: a further option; ignored if its value is empty.
+void configure(const OwnedConfig& config, const JobOptions& options, const Setting& own = {});
 
 // The part of the head's status that `dsgd run` follows. Sets hold ids of workers.
 struct JobState {
