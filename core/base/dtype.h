@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace dsgd {
 
@@ -19,8 +20,6 @@ enum class DType : uint8_t {
 };
 enum class Reduction : uint8_t { kSum = 0, kMin = 1, kMax = 2, kProd = 3, kMean = 4 };
 
-inline constexpr bool valid_dtype(int32_t dtype) { return dtype >= 0 && dtype <= 8; }
-inline constexpr bool valid_reduction(int32_t reduction) { return reduction >= 0 && reduction <= 4; }
 inline constexpr bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
 inline constexpr bool is_floating(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || is_half(dtype);
@@ -29,63 +28,34 @@ inline constexpr bool is_unsigned(DType dtype) { return dtype == DType::kUint8 |
 // Returns the dtype in which elements of `dtype` are summed and updated.
 inline constexpr DType wide(DType dtype) { return is_half(dtype) ? DType::kFloat32 : dtype; }
 
+struct DTypeRow {
+  const char* name;
+  size_t size;  // bytes of an element
+};
+inline constexpr DTypeRow kDTypeRows[] = {{"float32", 4},  {"float64", 8}, {"int32", 4},
+                                          {"int64", 8},    {"uint8", 1},   {"float16", 2},
+                                          {"bfloat16", 2}, {"int8", 1},    {"uint64", 8}};
+inline constexpr const char* kReductionNames[] = {"sum", "min", "max", "prod", "mean"};
+
+inline constexpr bool valid_dtype(int32_t dtype) {
+  return dtype >= 0 && dtype < static_cast<int32_t>(std::size(kDTypeRows));
+}
+inline constexpr bool valid_reduction(int32_t reduction) {
+  return reduction >= 0 && reduction < static_cast<int32_t>(std::size(kReductionNames));
+}
+
+// Numbers that another worker has sent may be in no table.
 inline constexpr size_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat64:
-    case DType::kInt64:
-    case DType::kUint64:
-      return 8;
-    case DType::kInt8:
-    case DType::kUint8:
-      return 1;
-    case DType::kFloat16:
-    case DType::kBfloat16:
-      return 2;
-  }
-  return 0;
+  const auto number = static_cast<int32_t>(dtype);
+  return valid_dtype(number) ? kDTypeRows[number].size : 0;
 }
-
 inline constexpr const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat64:
-      return "float64";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt64:
-      return "int64";
-    case DType::kUint8:
-      return "uint8";
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBfloat16:
-      return "bfloat16";
-    case DType::kInt8:
-      return "int8";
-    case DType::kUint64:
-      return "uint64";
-  }
-  return "unknown";
+  const auto number = static_cast<int32_t>(dtype);
+  return valid_dtype(number) ? kDTypeRows[number].name : "unknown";
 }
-
 inline constexpr const char* reduction_name(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMin:
-      return "min";
-    case Reduction::kMax:
-      return "max";
-    case Reduction::kProd:
-      return "prod";
-    case Reduction::kMean:
-      return "mean";
-  }
-  return "unknown";
+  const auto number = static_cast<int32_t>(reduction);
+  return valid_reduction(number) ? kReductionNames[number] : "unknown";
 }
 
 }  // namespace dsgd
