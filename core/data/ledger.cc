@@ -108,7 +108,7 @@ Part rest_of(const SampleLedger& ledger, const Part& part, uint64_t drawn) {
 }
 
 void deal(SampleLedger* ledger, const std::vector<WorkerShare>& shares) {
-  const SampleLedger before = std::move(*ledger);
+  const SampleLedger before = *ledger;
   // No worker has drawn any sample from here on.
   uint64_t tail = before.tail;
   std::vector<std::pair<uint64_t, uint64_t>> bounds;  // of what stays with the worker, in its part
@@ -124,14 +124,6 @@ void deal(SampleLedger* ledger, const std::vector<WorkerShare>& shares) {
     bounds.emplace_back(final, kept);
   }
 
-  ledger->number = before.number;
-  ledger->samples = before.samples;
-  ledger->seed = before.seed;
-  ledger->shuffle = before.shuffle;
-  ledger->pass = before.pass;
-  ledger->epoch = before.epoch;
-  ledger->begin = before.begin;
-  ledger->view = before.view;
   ledger->dealt = true;
   ledger->tail = tail;
   ledger->slots = 0;

@@ -140,12 +140,9 @@ SampleReport ShardList::report(bool in_step) const {
     for (const auto& lost : mine.lost) {
       const DrawnSamples::Shard* drawn = find_drawn(lost.committed, shard->number_);
       if (!drawn || drawn->pass <= shard->pass_ || shard->ahead_.count(drawn->pass) > 0) continue;
-      SampleLedger ledger = even_ledger(shard->shard_.samples(), drawn->begin, step_roster_->workers);
-      ledger.number = shard->number_;
-      ledger.seed = shard->shard_.seed();
-      ledger.shuffle = shard->shard_.shuffle();
-      ledger.pass = drawn->pass;
-      ledger.epoch = drawn->epoch;
+      SampleLedger ledger =
+          shard->labelled(even_ledger(shard->shard_.samples(), drawn->begin, step_roster_->workers),
+                          drawn->pass, drawn->epoch);
       ledger.view = step_roster_->view;
       mine.ledgers.push_back(std::move(ledger));
     }

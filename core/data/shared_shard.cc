@@ -39,14 +39,20 @@ void SharedShard::take(const SampleLedger& ledger) {
   shard_.take(ledger, roster_->own());
 }
 
-SampleLedger SharedShard::ledger() const {
-  SampleLedger ledger = ledger_ ? *ledger_ : even_ledger(shard_.samples(), shard_.begin(), begun_->workers);
+SampleLedger SharedShard::labelled(SampleLedger ledger, uint64_t pass, uint64_t epoch) const {
   ledger.number = number_;
   ledger.samples = shard_.samples();
   ledger.seed = shard_.seed();
   ledger.shuffle = shard_.shuffle();
-  ledger.pass = pass_;
-  ledger.epoch = shard_.epoch();
+  ledger.pass = pass;
+  ledger.epoch = epoch;
+  return ledger;
+}
+
+SampleLedger SharedShard::ledger() const {
+  SampleLedger ledger =
+      labelled(ledger_ ? *ledger_ : even_ledger(shard_.samples(), shard_.begin(), begun_->workers), pass_,
+               shard_.epoch());
   if (!ledger_) ledger.view = begun_->view;
   return ledger;
 }

@@ -39,6 +39,8 @@ class SharedShard {
  private:
   friend class ShardList;
   SampleLedger ledger() const;
+  // Says in the ledger which data it is of.
+  SampleLedger labelled(SampleLedger ledger, uint64_t pass, uint64_t epoch) const;
   DrawnSamples::Shard drawn() const;
   void begin_pass(uint64_t pass);
   void go_to(uint64_t pass, uint64_t epoch, uint64_t position);
