@@ -37,7 +37,7 @@ class Adam final : public Optimizer {
     learning_rate_ = 0.001;
   }
 
-  Status configure(Options& options) {
+  Status configure(Options& options) override {
     constexpr double kLargest = std::numeric_limits<double>::max();
     const double kBelowOne = std::nextafter(1.0, 0.0);
     read_learning_rate(options);
@@ -97,10 +97,6 @@ class Adam final : public Optimizer {
 
 }  // namespace
 
-Result<std::unique_ptr<Optimizer>> make_adam(Options options, bool decoupled_decay) {
-  auto optimizer = std::make_unique<Adam>(decoupled_decay);
-  if (Status status = optimizer->configure(options); !status.ok()) return status;
-  return std::unique_ptr<Optimizer>(std::move(optimizer));
-}
+std::unique_ptr<Optimizer> make_adam(bool decoupled_decay) { return std::make_unique<Adam>(decoupled_decay); }
 
 }  // namespace dsgd

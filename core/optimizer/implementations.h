@@ -8,7 +8,7 @@
 
 namespace dsgd {
 
-Result<std::unique_ptr<Optimizer>> make_sgd(Options options);
-Result<std::unique_ptr<Optimizer>> make_adam(Options options, bool decoupled_decay);
+std::unique_ptr<Optimizer> make_sgd();
+std::unique_ptr<Optimizer> make_adam(bool decoupled_decay);
 
 }  // namespace dsgd

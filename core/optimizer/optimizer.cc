@@ -1,5 +1,6 @@
 #include "core/optimizer/optimizer.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "core/config/config.h"
@@ -11,6 +12,7 @@ namespace {
 // The host has an optimizer of its own: it gets the mean gradient instead of new values.
 class None final : public Optimizer {
  public:
+  Status configure(Options& options) override { return options.finish(); }
   std::string name() const override { return "none"; }
   std::string settings() const override { return ""; }
   bool is_none() const override { return true; }
@@ -45,19 +47,20 @@ std::string Optimizer::clip_text() const {
 Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::string_view options) {
   const std::vector<std::string> names = {"sgd", "adam", "adamw", "none"};
   const std::string given(name.substr(0, 80));
-  Result<Options> parsed = Options::parse(options, "optimizer '" + given + "'");
-  if (name == "sgd" || name == "adam" || name == "adamw" || name == "none") {
+  if (std::find(names.begin(), names.end(), name) != names.end()) {
+    Result<Options> parsed = Options::parse(options, "optimizer '" + given + "'");
     if (!parsed.ok()) return parsed.status();
-    if (name == "sgd") return make_sgd(std::move(parsed).value());
-    if (name != "none") return make_adam(std::move(parsed).value(), name == "adamw");
-    if (options.find("clip_norm=") != options.npos) {
+    if (name == "none" && options.find("clip_norm=") != options.npos) {
       return Status(Code::kInvalidArgument,
                     "optimizer 'none' does not clip: clip_norm needs sgd, adam or adamw; clip the mean "
                     "gradient in the host's own optimizer")
           .with_parameter("clip_norm");
     }
-    if (Status status = parsed->finish(); !status.ok()) return status;
-    return std::unique_ptr<Optimizer>(std::make_unique<None>());
+    std::unique_ptr<Optimizer> optimizer = name == "sgd"    ? make_sgd()
+                                           : name == "none" ? std::make_unique<None>()
+                                                            : make_adam(name == "adamw");
+    DSGD_RETURN_IF_ERROR(optimizer->configure(parsed.value()));
+    return optimizer;
   }
   if (given.find_first_of(" ,=") != std::string::npos) {
     return Status(Code::kInvalidArgument,

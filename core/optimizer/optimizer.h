@@ -44,6 +44,7 @@ class Optimizer {
   static Result<std::unique_ptr<Optimizer>> make(std::string_view name, std::string_view options);
   virtual ~Optimizer() = default;
 
+  virtual Status configure(Options& options) = 0;  // called once, by make()
   virtual std::string name() const = 0;
   virtual std::string settings() const = 0;  // "momentum=0.9 dampening=0 ...", without the learning rate
   std::string describe() const;              // "sgd lr=0.1 momentum=0.9 dampening=0 ..."

@@ -7,7 +7,7 @@ namespace {
 
 class Sgd final : public Optimizer {
  public:
-  Status configure(Options& options) {
+  Status configure(Options& options) override {
     constexpr double kLargest = std::numeric_limits<double>::max();
     read_learning_rate(options);
     options.number("momentum", &momentum_, 0, kLargest);
@@ -63,10 +63,6 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-Result<std::unique_ptr<Optimizer>> make_sgd(Options options) {
-  auto optimizer = std::make_unique<Sgd>();
-  if (Status status = optimizer->configure(options); !status.ok()) return status;
-  return std::unique_ptr<Optimizer>(std::move(optimizer));
-}
+std::unique_ptr<Optimizer> make_sgd() { return std::make_unique<Sgd>(); }
 
 }  // namespace dsgd
