@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/base/text.h"
 #include "core/config/config.h"
 
 namespace dsgd {
@@ -92,30 +93,24 @@ void Options::flag(std::string_view key, bool* out) {
 void Options::choice(std::string_view key, std::string* out, const std::vector<std::string>& choices) {
   const std::string* value = read(key);
   if (!value) return;
-  std::string all;
-  for (const std::string& name : choices) {
-    if (*value == name) {
-      *out = name;
-      return;
-    }
-    all += (all.empty() ? "" : ", ") + name;
+  if (std::find(choices.begin(), choices.end(), *value) != choices.end()) {
+    *out = *value;
+    return;
   }
   const std::string nearest = nearest_name(*value, choices);
-  bad(key, *value, "one of " + all + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+  bad(key, *value,
+      "one of " + list_text(choices, choices.size()) +
+          (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
 }
 
 Status Options::finish() {
   if (!first_error_.ok()) return first_error_;
   for (const auto& [key, value] : words_) {
-    bool known = false;
-    for (const std::string& name : known_) known = known || key == name;
-    if (known) continue;
+    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
     const std::string nearest = nearest_name(key, known_);
-    std::string all;
-    for (const std::string& name : known_) all += (all.empty() ? "" : ", ") + name;
     const std::string help = !nearest.empty() ? "; did you mean '" + nearest + "'?"
-                             : all.empty()    ? "; it has none"
-                                              : "; it has " + all;
+                             : known_.empty() ? "; it has none"
+                                              : "; it has " + list_text(known_, known_.size());
     return Status(Code::kInvalidArgument, owner_ + " has no option '" + key + "'" + help).with_parameter(key);
   }
   return {};
