@@ -27,23 +27,14 @@ DSGD_INLINED bool any_nan(Layout<Bits> layout, const Bits* values, size_t count)
   for (size_t i = 0; i < count; ++i) found = static_cast<Bits>(found | (layout.is_nan(values[i]) ? 1 : 0));
   return found != 0;
 }
-DSGD_CLONES bool any_nan_of_16(Layout<uint16_t> layout, const uint16_t* values, size_t count) {
+DSGD_CLONES bool has_nan(Layout<uint16_t> layout, const uint16_t* values, size_t count) {
   return any_nan(layout, values, count);
 }
-DSGD_CLONES bool any_nan_of_32(Layout<uint32_t> layout, const uint32_t* values, size_t count) {
+DSGD_CLONES bool has_nan(Layout<uint32_t> layout, const uint32_t* values, size_t count) {
   return any_nan(layout, values, count);
 }
-DSGD_CLONES bool any_nan_of_64(Layout<uint64_t> layout, const uint64_t* values, size_t count) {
+DSGD_CLONES bool has_nan(Layout<uint64_t> layout, const uint64_t* values, size_t count) {
   return any_nan(layout, values, count);
-}
-bool has_nan(Layout<uint16_t> layout, const uint16_t* values, size_t count) {
-  return any_nan_of_16(layout, values, count);
-}
-bool has_nan(Layout<uint32_t> layout, const uint32_t* values, size_t count) {
-  return any_nan_of_32(layout, values, count);
-}
-bool has_nan(Layout<uint64_t> layout, const uint64_t* values, size_t count) {
-  return any_nan_of_64(layout, values, count);
 }
 
 template <typename Bits>
