@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/base/text.h"
+#include "core/checkpoint/safetensors.h"
 #include "core/reduce/value_digest.h"
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
@@ -56,14 +57,9 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
       return bad(Code::kInvalidArgument, "dimension " + std::to_string(dimension) + " is negative");
     }
   }
-  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
-  uint64_t count = empty ? 0 : 1;
-  for (int64_t dimension : shape) {
-    if (count > 0 && count > (uint64_t{1} << 46) / static_cast<uint64_t>(dimension)) {
-      return bad(Code::kInvalidArgument, "the shape has more than 2^46 elements");
-    }
-    count *= static_cast<uint64_t>(dimension);
-  }
+  uint64_t count = 0;
+  if (!checkpoint::count_elements(shape, &count))
+    return bad(Code::kInvalidArgument, "the shape has more than 2^46 elements");
   auto parameter = std::make_unique<Parameter>();
   parameter->index = static_cast<uint32_t>(model.parameters.size());
   parameter->name = name;
