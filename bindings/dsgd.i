@@ -53,6 +53,11 @@ DSGD_SIZED_STRUCT(dsgd_session_info)
 %rename("$ignore", regexmatch$name="^DSGD_(PLUGIN|TRANSFER|STRATEGY)_", %$isenumitem) "";
 %ignore DSGD_PLUGIN_VERSION;
 
+#ifndef SWIGGO
+/* The typemap of dsgd_error **error reads errors. */
+%rename("$ignore", regexmatch$name="^dsgd_error_") "";
+#endif
+
 /* Options of operations are made by each language's typemap of (const dsgd_op_options *options). */
 %ignore dsgd_op_options;
 %ignore dsgd_op_options_init;

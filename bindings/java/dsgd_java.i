@@ -28,11 +28,8 @@
 
 /* The structs are read in one call, by the typemaps below. */
 %ignore dsgd_session_info;
-%ignore dsgd_session_info_init;
 %ignore dsgd_step_result;
-%ignore dsgd_step_result_init;
 %ignore dsgd_config_key;
-%ignore dsgd_config_key_init;
 
 /* The Java type of an argument. It is passed on as it is, and nothing follows the call, unless typemaps below say otherwise. */
 %define DSGD_JAVA_TYPE(ARGUMENTS, JNI, JAVA)
@@ -76,13 +73,6 @@ DSGD_JAVA_TYPE(SWIGTYPE **, jlongArray, long[])
   }
 }
 %typemap(freearg) struct dsgd_error **error ""
-%ignore dsgd_error_code;
-%ignore dsgd_error_rank;
-%ignore dsgd_error_host;
-%ignore dsgd_error_operation;
-%ignore dsgd_error_parameter;
-%ignore dsgd_error_message;
-%ignore dsgd_error_free;
 
 /* ---- Strings: real UTF-8, not the JVM's modified one --------------------------------------------------- */
 

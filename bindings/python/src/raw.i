@@ -49,21 +49,7 @@
 %ignore dsgd_config_key;
 %ignore dsgd_session_info;
 %ignore dsgd_log_fd;
-%ignore dsgd_memory_value;
-%ignore dsgd_memory_gradient;
-%ignore dsgd_memory_nbytes;
-%ignore dsgd_object_data;
-%ignore dsgd_object_nbytes;
-%ignore dsgd_object_dtype;
-%ignore dsgd_object_ndim;
-%ignore dsgd_object_shape;
-%ignore dsgd_error_code;
-%ignore dsgd_error_rank;
-%ignore dsgd_error_host;
-%ignore dsgd_error_operation;
-%ignore dsgd_error_parameter;
-%ignore dsgd_error_message;
-%ignore dsgd_error_free;
+%rename("$ignore", regexmatch$name="^dsgd_(memory|object)_(value|gradient|nbytes|data|dtype|ndim|shape)$") "";
 
 /* ---- Results ---- */
 
