@@ -51,28 +51,28 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
 
 /* ---- Errors */
 
-static void throw_new(JNIEnv* env, int32_t status, int32_t rank, const char* host, const char* operation,
-                      const char* parameter, const char* message) {
+/* `error` may be NULL. */
+static void throw_new(JNIEnv* env, int32_t status, const dsgd_error* error, const char* message) {
   jstring texts[4];
-  const char* const kSources[4] = {host, operation, parameter, message};
+  const char* const kSources[4] = {dsgd_error_host(error), dsgd_error_operation(error),
+                                   dsgd_error_parameter(error), message};
   for (int i = 0; i < 4; ++i) {
-    texts[i] = jni_string(env, kSources[i] != NULL ? kSources[i] : "");
+    texts[i] = jni_string(env, kSources[i]);
     if (texts[i] == NULL) return; /* OutOfMemoryError is on its way */
   }
-  jobject exception = (*env)->CallStaticObjectMethod(env, g_java.exception, g_java.exception_of, (jint)status,
-                                                     (jint)rank, texts[0], texts[1], texts[2], texts[3]);
+  jobject exception =
+      (*env)->CallStaticObjectMethod(env, g_java.exception, g_java.exception_of, (jint)status,
+                                     (jint)dsgd_error_rank(error), texts[0], texts[1], texts[2], texts[3]);
   if (!(*env)->ExceptionCheck(env)) (*env)->Throw(env, (jthrowable)exception);
 }
 
 void jni_throw(JNIEnv* env, int32_t status, dsgd_error* error) {
-  const char* message = dsgd_error_message(error);
-  throw_new(env, status, error == NULL ? -1 : dsgd_error_rank(error), dsgd_error_host(error),
-            dsgd_error_operation(error), dsgd_error_parameter(error), message != NULL ? message : "");
+  throw_new(env, status, error, dsgd_error_message(error));
   dsgd_error_free(error);
 }
 
 void jni_throw_text(JNIEnv* env, int32_t status, const char* message) {
-  throw_new(env, status, -1, "", "", "", message);
+  throw_new(env, status, NULL, message);
 }
 
 /* ---- Text, converted by Java: modified UTF-8, which JNI has functions for, is not UTF-8 */

@@ -9,9 +9,8 @@ static void raise_error(int32_t status, PyObject* text, const dsgd_error* error)
   PyObject* exception = NULL;
   if (module != NULL) {
     exception =
-        PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text,
-                            (int)(error != NULL ? dsgd_error_rank(error) : -1), dsgd_error_host(error),
-                            dsgd_error_operation(error), dsgd_error_parameter(error));
+        PyObject_CallMethod(module, "from_status", "iOisss", (int)status, text, (int)dsgd_error_rank(error),
+                            dsgd_error_host(error), dsgd_error_operation(error), dsgd_error_parameter(error));
     Py_DECREF(module);
   }
   Py_XDECREF(text);
