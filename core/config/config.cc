@@ -16,16 +16,11 @@ Status invalid(const std::string& key, const std::string& message) {
   return Status(Code::kInvalidArgument, message).with_parameter(key);
 }
 
-std::string did_you_mean(const std::string& nearest, const std::string& otherwise) {
-  return nearest.empty() ? otherwise : "; did you mean '" + nearest + "'?";
-}
-
 Result<const ConfigKey*> known_key(std::string_view key) {
   if (const ConfigKey* known = config::find_key(key)) return known;
   const std::string name(key.substr(0, 80));
-  return invalid(name,
-                 "unknown key '" + name + "'" +
-                     did_you_mean(nearest_name(key, config::key_names()), "; `dsgd config` lists all keys"));
+  return invalid(name, "unknown key '" + name + "'" +
+                           did_you_mean(key, config::key_names(), "; `dsgd config` lists all keys"));
 }
 
 // A '#' begins a comment at the start of a line or after a blank, so that it may stand inside a value.
@@ -177,9 +172,9 @@ std::vector<std::string> Config::warnings(bool for_head) const {
                         "straggler_timeout lower, or step_timeout higher");
   }
   for (const std::string& name : unknown_variables_) {
-    sentences.push_back("unknown environment variable " + name + " is ignored" +
-                        did_you_mean(nearest_name(name, config::environment_names()),
-                                     "; `dsgd config` lists those that are read"));
+    sentences.push_back(
+        "unknown environment variable " + name + " is ignored" +
+        did_you_mean(name, config::environment_names(), "; `dsgd config` lists those that are read"));
   }
   return sentences;
 }

@@ -97,21 +97,18 @@ void Options::choice(std::string_view key, std::string* out, const std::vector<s
     *out = *value;
     return;
   }
-  const std::string nearest = nearest_name(*value, choices);
-  bad(key, *value,
-      "one of " + list_text(choices, choices.size()) +
-          (nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+  bad(key, *value, "one of " + list_text(choices, choices.size()) + did_you_mean(*value, choices));
 }
 
 Status Options::finish() {
   if (!first_error_.ok()) return first_error_;
   for (const auto& [key, value] : words_) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    const std::string nearest = nearest_name(key, known_);
-    const std::string help = !nearest.empty() ? "; did you mean '" + nearest + "'?"
-                             : known_.empty() ? "; it has none"
-                                              : "; it has " + list_text(known_, known_.size());
-    return Status(Code::kInvalidArgument, owner_ + " has no option '" + key + "'" + help).with_parameter(key);
+    const std::string others =
+        known_.empty() ? "; it has none" : "; it has " + list_text(known_, known_.size());
+    return Status(Code::kInvalidArgument,
+                  owner_ + " has no option '" + key + "'" + did_you_mean(key, known_, others))
+        .with_parameter(key);
   }
   return {};
 }

@@ -75,10 +75,9 @@ std::string choice_fault(const ConfigKey& key, std::string_view value, const std
   names.insert(names.end(), more.begin(), more.end());
   for (const std::string& name : names)
     if (value == name) return "";
-  const std::string nearest = nearest_name(value, names);
   std::string all = key.range;
   for (const std::string& name : more) all += " | " + name;
-  return "is not one of " + all + (nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
+  return "is not one of " + all + did_you_mean(value, names);
 }
 
 std::string fault(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more) {

@@ -67,10 +67,9 @@ Result<std::unique_ptr<Optimizer>> Optimizer::make(std::string_view name, std::s
                   "unknown optimizer '" + given +
                       "'; give sgd, adam, adamw or none as the name, and the options separately");
   }
-  const std::string nearest = nearest_name(name, names);
-  return Status(Code::kInvalidArgument, "unknown optimizer '" + given + "'" +
-                                            (nearest.empty() ? "; there are sgd, adam, adamw and none"
-                                                             : "; did you mean '" + nearest + "'?"));
+  return Status(Code::kInvalidArgument,
+                "unknown optimizer '" + given + "'" +
+                    did_you_mean(name, names, "; there are sgd, adam, adamw and none"));
 }
 
 }  // namespace dsgd

@@ -11,7 +11,7 @@ namespace dsgd {
 namespace {
 
 // "; did you mean 'ps'? There are simple, ps, ..."
-std::string did_you_mean(const std::string& name, const std::vector<std::string>& names) {
+std::string suggestion(const std::string& name, const std::vector<std::string>& names) {
   const std::string near = nearest_name(name, names);
   std::string text = near.empty() ? "; there are " : "; did you mean '" + near + "'? There are ";
   for (size_t i = 0; i < names.size(); ++i) text += (i ? ", " : "") + names[i];
@@ -85,7 +85,7 @@ Result<AlgorithmChoice> Strategies::algorithm(const std::string& name) const {
     if (algorithm->name == name) return algorithm;
   }
   return Status(Code::kInvalidArgument,
-                "there is no algorithm '" + name + "'" + did_you_mean(name, names_of(algorithms_)));
+                "there is no algorithm '" + name + "'" + suggestion(name, names_of(algorithms_)));
 }
 
 Result<StrategySpec> Strategies::parse(const std::string& name, const std::string& options,
@@ -94,7 +94,7 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
                                   [&](const auto& strategy) { return has_name(*strategy, name); });
   if (found == strategies_.end()) {
     return Status(Code::kInvalidArgument,
-                  "there is no strategy '" + name + "'" + did_you_mean(name, names_of(strategies_)));
+                  "there is no strategy '" + name + "'" + suggestion(name, names_of(strategies_)));
   }
   StrategySpec spec;
   spec.strategy = *found;
