@@ -66,8 +66,8 @@ class OperationEvents {
   virtual bool has_begun(uint64_t operation) const = 0;
   virtual void on_operation_failed(const transport::OperationFailed& message) = 0;
   virtual void on_deadline_passed(uint64_t operation) = 0;  // at a peer
-  // A peer has refused a small chunk.
-  virtual void on_refused(uint64_t operation, const Status& why) = 0;
+  // A peer has rejected a small chunk.
+  virtual void on_chunk_rejected(uint64_t operation, const Status& why) = 0;
   // A peer has left in good order. Its answers may still come, until on_last_answer().
   virtual void on_departed(int32_t rank) = 0;
   virtual void on_last_answer(int32_t rank) = 0;

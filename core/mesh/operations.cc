@@ -2,19 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-
-#include "core/base/sort_unique.h"
+#include <utility>
 
 namespace dsgd {
 
 using transport::BulkHeader;
-using transport::Message;
 
 namespace {
-
-// Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline,
-// whatever the lease.
-constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
 
 // The root of a broadcast ends when all peers have begun: if it ran ahead of them, its data would fill their
 // memory.
@@ -22,10 +16,10 @@ bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
 }
 
-// Returns whether this worker hears of the cause of a refusal from elsewhere: of a session that has ended
+// Returns whether this worker hears of the cause of a rejection from elsewhere: of a session that has ended
 // from the peer or the head, of a broken connection by its end, of another view from the head.
-bool is_told_elsewhere(const Status& refusal) {
-  return is_break(refusal) || refusal.code() == Code::kViewChanged || refusal.code() == Code::kEvicted;
+bool is_told_elsewhere(const Status& rejection) {
+  return is_break(rejection) || rejection.code() == Code::kViewChanged || rejection.code() == Code::kEvicted;
 }
 
 }  // namespace
@@ -87,15 +81,15 @@ void Operations::ended(Task& task, const Status& status) {
   const auto done = std::move(task.done_);
   if (!status.ok()) {
     peers_.revoke(number);
-    peers_.discard(number, refusal_for(status));
-    task.drop_chunks(refusal_for(status));
+    peers_.discard(number, chunk_error(status));
+    task.drop_chunks(chunk_error(status));
     history_.note_failure(number, status);
     for (int32_t rank : missing_ranks(operation)) {
       if (!operation.peer_has_begun[rank]) end_wait(operation, rank, true);
     }
   }
   for (Parked& chunk : std::exchange(operation.parked, {}))
-    chunk.receipt->finish(status.ok() ? refusal(chunk.source, chunk.header) : refusal_for(status));
+    chunk.receipt->finish(status.ok() ? late_chunk_error(chunk.source, chunk.header) : chunk_error(status));
   history_.end_operation(number);
   destroy_later();
   if (done) done(status);
@@ -120,7 +114,7 @@ void Operations::end_with(uint64_t number, const Status& cause) {
   Operation& operation = table_[number];
   operation.failed_early = cause;
   operation.differing.clear();
-  refuse_parked(operation, cause);
+  reject_parked(operation, cause);
   forget_excess();
   if (on_early_) on_early_();
 }
@@ -156,7 +150,7 @@ void Operations::drop(uint64_t first, uint64_t last, const Status& cause) {
   history_.note_failure(first, cause);
   for (uint64_t number = first; number < last; ++number) history_.end_operation(number);
   for (auto it = table_.lower_bound(first); it != table_.end() && it->first < last; it = table_.erase(it))
-    refuse_parked(it->second, cause);
+    reject_parked(it->second, cause);
 }
 
 void Operations::end_call(uint64_t call, const Status& cause) {
@@ -172,30 +166,30 @@ void Operations::end_call(uint64_t call, const Status& cause) {
     it->second.parked.clear();
     it = it->second.task ? std::next(it) : table_.erase(it);
   }
-  for (Parked& chunk : unused) chunk.receipt->finish(refusal(chunk.source, chunk.header));
+  for (Parked& chunk : unused) chunk.receipt->finish(late_chunk_error(chunk.source, chunk.header));
 }
 
 void Operations::fail_all(const Status& cause) {
   end_open(0, kAll, cause);
-  for (auto& [number, operation] : std::exchange(table_, {})) refuse_parked(operation, refusal_for(cause));
+  for (auto& [number, operation] : std::exchange(table_, {})) reject_parked(operation, chunk_error(cause));
 }
 
 void Operations::fail_session(const Status& cause) {
-  session_refusal_ = peers_.options().views_change ? session_closed() : cause;
+  session_error_ = peers_.options().views_change ? session_closed() : cause;
   fail_all(cause);
 }
 
 void Operations::drop_chunks() {
   done_.clear();
-  for (auto& [number, operation] : table_) refuse_parked(operation, session_closed());
+  for (auto& [number, operation] : table_) reject_parked(operation, session_closed());
 }
 
-void Operations::refuse_parked(Operation& operation, const Status& cause) {
+void Operations::reject_parked(Operation& operation, const Status& cause) {
   for (Parked& chunk : std::exchange(operation.parked, {})) chunk.receipt->finish(cause);
 }
 
-Status Operations::refusal(int32_t source, const BulkHeader& header) const {
-  if (!session_refusal_.ok()) return session_refusal_;
+Status Operations::late_chunk_error(int32_t source, const BulkHeader& header) const {
+  if (!session_error_.ok()) return session_error_;
   if (const Status* failure = history_.failure_of(header.operation)) return *failure;
   const int32_t rank = peers_.rank();
   return Status(Code::kMismatch, "workers disagree: rank " + std::to_string(source) + " calls " +
@@ -257,7 +251,7 @@ std::unique_ptr<transport::BulkSink> Operations::on_bulk(int32_t source, const B
   if (!operation) return nullptr;
   Task& task = *operation->task;
   auto landing = task.locate(task.group().index_of(source), header, nbytes);
-  if (!landing || !landing->destination) return nullptr;  // taken, or refused, when it is complete
+  if (!landing || !landing->destination) return nullptr;  // taken, or rejected, when it is complete
   return std::make_unique<Sink>(*this, header.operation, source, std::move(*landing));
 }
 
@@ -282,7 +276,7 @@ void Operations::on_bulk_end(int32_t source, const BulkHeader& header,
     }
     return has_agreed(*operation, source);
   }
-  if (history_.has_ended(header.operation)) return receipt->finish(refusal(source, header));
+  if (history_.has_ended(header.operation)) return receipt->finish(late_chunk_error(source, header));
   table_[header.operation].parked.push_back({source, header, std::move(receipt)});
   if (on_early_) on_early_();
 }
@@ -303,7 +297,7 @@ void Operations::take(Operation& operation, int32_t source, const BulkHeader& he
   landing->landed();
 }
 
-// ---- failures and deadlines
+// ---- what peers say of operations
 
 bool Operations::has_begun(uint64_t number) const {
   const auto it = table_.find(number);
@@ -317,62 +311,14 @@ void Operations::on_operation_failed(const transport::OperationFailed& message) 
   // worker before the sender's message does.
   const bool sender_is_leaving =
       message.cause.code() == Code::kWorkerLost && message.cause.rank() == message.rank;
-  if (sender_is_leaving && !history_.has_ended(message.operation)) refuse(message.operation, message.cause);
+  if (sender_is_leaving && !history_.has_ended(message.operation))
+    announce_failure(message.operation, message.cause);
   end_with(message.operation, message.cause);
 }
 
-void Operations::on_refused(uint64_t number, const Status& why) {
+void Operations::on_chunk_rejected(uint64_t number, const Status& why) {
   Operation* const open = find_open(number);
   if (open && !is_told_elsewhere(why)) fail(*open->task, why);
-}
-
-// A peer may itself be blocked, as in a ring. Asks every peer whether it has begun this operation; the error
-// names those that have not. A peer that receives the question ends the operation with a timeout, too.
-void Operations::on_deadline_passed(uint64_t number) {
-  Operation* const operation = find_open(number);
-  if (!operation || operation->deadline_passed) return;
-  Task& task = *operation->task;
-  if (!operation->disagreement.ok()) return fail(task, Status(operation->disagreement));
-  operation->deadline_passed = true;
-  if (operation->timer) loop().cancel(operation->timer);
-  operation->timer = loop().schedule(loop().now() + kAsking, [this, number] {
-    if (Operation* const open = find_open(number)) open->timer = 0;
-    time_out(number);
-  });
-  const transport::HasBegun question{members().view().view, peers_.rank(), number};
-  for (int32_t rank = 0; rank < peers_.size(); ++rank) {
-    if (rank == peers_.rank() || peers_.has_left(rank)) continue;
-    ++operation->unanswered;
-    peers_.call(rank, question, loop().now() + kAsking,
-                [this, alive = std::weak_ptr(alive_), number, rank](const Result<Message>& answer) {
-                  Operation* const open = alive.expired() ? nullptr : find_open(number);
-                  if (!open) return;
-                  if (answer.ok()) note_begun(*open, rank);
-                  if (!answer.ok() && answer.status().code() != Code::kTimeout)
-                    open->not_begun.push_back(rank);
-                  // If all have begun, their data may arrive with the answers.
-                  if (--open->unanswered == 0 && !open->not_begun.empty()) time_out(number);
-                });
-  }
-  if (operation->unanswered == 0) time_out(number);
-}
-
-void Operations::time_out(uint64_t number) {
-  Operation* const operation = find_open(number);
-  if (!operation) return;
-  Task& task = *operation->task;
-  // A peer that answers "not begun" holds up the others. A peer that does not answer may only be slow.
-  std::vector<int32_t> missing = operation->not_begun, silent;
-  std::sort(missing.begin(), missing.end());
-  for (int32_t rank = 0; rank < peers_.size(); ++rank) {
-    if (rank == peers_.rank() || peers_.has_left(rank) || operation->peer_has_begun[rank]) continue;
-    if (!std::binary_search(missing.begin(), missing.end(), rank)) silent.push_back(rank);
-  }
-  if (missing.empty()) missing = std::exchange(silent, {});
-  if (missing.empty()) missing = missing_ranks(*operation);
-  fail(task, members()
-                 .timeout_error(task.name() + " did not end", task.limit(), missing, silent)
-                 .with_operation(task.name()));
 }
 
 bool Operations::only_peers_have_begun(uint64_t number, std::optional<Kind> kind) const {
@@ -381,64 +327,6 @@ bool Operations::only_peers_have_begun(uint64_t number, std::optional<Kind> kind
   const Operation& operation = found->second;
   if (operation.parked.empty()) return !operation.failed_early.ok();
   return !kind || operation.parked.front().header.kind == static_cast<uint8_t>(*kind);
-}
-
-// ---- peers that operations wait for
-
-void Operations::note_begun(Operation& operation, int32_t rank) {
-  if (!std::exchange(operation.peer_has_begun[rank], 1)) end_wait(operation, rank, false);
-}
-
-void Operations::end_wait(const Operation& operation, int32_t rank, bool failed) {
-  transport::Time begun = operation.begun;
-  for (const auto& [number, other] : table_) {
-    if (other.task && !other.peer_has_begun[rank]) begun = std::min(begun, other.begun);
-  }
-  peers_.count_wait(rank, begun, failed);
-}
-
-std::vector<int32_t> Operations::missing_ranks(const Operation& operation) const {
-  std::vector<int32_t> ranks = operation.task->missing_ranks();
-  for (int32_t rank : operation.task->group().ranks) {
-    if (operation.to_agree > 0 && rank != peers_.rank() && !operation.agreed[rank]) ranks.push_back(rank);
-  }
-  if (!operation.disagreement.ok() && peers_.rank() != 0) ranks.push_back(0);
-  sort_unique(ranks);
-  return ranks;
-}
-
-std::vector<int32_t> Operations::missing_ranks() const {
-  std::vector<int32_t> ranks;
-  for (const auto& [number, operation] : table_) {
-    if (!operation.task) continue;
-    const std::vector<int32_t> of_one = missing_ranks(operation);
-    ranks.insert(ranks.end(), of_one.begin(), of_one.end());
-  }
-  sort_unique(ranks);
-  return ranks;
-}
-
-Operations::WaitedPeers Operations::waited_peers(uint64_t call) const {
-  WaitedPeers found;
-  for (const uint64_t number : open_numbers(operation_number(call, 0), operation_number(call + 1, 0))) {
-    const Operation& operation = table_.at(number);
-    std::vector<int32_t> ranks = missing_ranks(operation), silent;
-    // A peer may itself wait for another one. Those that have sent nothing yet come first.
-    const std::vector<char>& shown = operation.agreed.empty() ? operation.peer_has_begun : operation.agreed;
-    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(silent),
-                 [&](int32_t rank) { return !shown[rank]; });
-    if (!silent.empty()) ranks = std::move(silent);
-    if (ranks.empty()) continue;
-    if (found.operations.empty()) {
-      found.name = operation.task->name();
-      found.first = is_first_of_call(number) && operation.to_agree > 0;
-    }
-    found.operations.push_back(number);
-    found.ranks.insert(found.ranks.end(), ranks.begin(), ranks.end());
-    if (found.first) break;  // nothing else of the call can have come
-  }
-  sort_unique(found.ranks);
-  return found;
 }
 
 }  // namespace dsgd

@@ -39,19 +39,19 @@ class Operations final : public OperationEvents {
   void fail(Task& task, const Status& cause);
   // Tells all peers that an operation has failed, because this worker does not begin or complete it. Once
   // this session has failed, it does nothing: the peers hear of the session's failure.
-  void refuse(uint64_t operation, const Status& cause) {
-    if (session_refusal_.ok()) peers_.tell_operation_failed(operation, cause);
+  void announce_failure(uint64_t operation, const Status& cause) {
+    if (session_error_.ok()) peers_.tell_operation_failed(operation, cause);
   }
   // Ends a call, once, when its last operation here has ended. Chunks for other operations of the call are
-  // refused from then on. With a cause, its open operations end here. Each peer ends its own, without a
+  // rejected from then on. With a cause, its open operations end here. Each peer ends its own, without a
   // message.
   void end_call(uint64_t call, const Status& cause);
-  // Fails all open operations and refuses parked chunks; tells no peer. Before a new view all peers do the
+  // Fails all open operations and rejects parked chunks; tells no peer. Before a new view all peers do the
   // same by themselves.
   void fail_all(const Status& cause);
-  // The same, because this session has failed; the owner refuses later operations. Where views change, the
-  // peers' operations may go on without this worker. So they get no cause with the refusal: the head or
-  // SessionFailed tells them.
+  // The same, because this session has failed; the owner begins no later operation. Where views change, the
+  // peers' operations may go on without this worker. So the answers to their chunks do not have the cause:
+  // the head or SessionFailed tells them.
   void fail_session(const Status& cause);
   // All workers of the view begin with this call; earlier calls of its channel have ended.
   void skip_to(uint64_t call) { history_.skip_to(call); }
@@ -68,11 +68,11 @@ class Operations final : public OperationEvents {
   WaitedPeers waited_peers(uint64_t call) const;
   std::vector<int32_t> missing_ranks() const;  // that open operations wait for, ascending
 
-  // Returns whether a peer has begun, refused or failed this operation before this worker has begun it. With
-  // `kind`, returns false if the operation is known to be of another kind. The kind of an operation that has
-  // only been refused or failed is unknown.
+  // Returns whether a peer has begun or failed this operation before this worker has begun it. With `kind`,
+  // returns false if the operation is known to be of another kind. The kind of an operation that has only
+  // failed is unknown.
   bool only_peers_have_begun(uint64_t operation, std::optional<Kind> kind = {}) const;
-  // Calls `call` when a peer begins, refuses or fails an operation that has not begun here.
+  // Calls `call` when a peer begins or fails an operation that has not begun here.
   void on_early_operation(std::function<void()> call) { on_early_ = std::move(call); }
 
   // For tasks.
@@ -88,7 +88,7 @@ class Operations final : public OperationEvents {
   bool has_begun(uint64_t operation) const override;
   void on_operation_failed(const transport::OperationFailed& message) override;
   void on_deadline_passed(uint64_t number) override;
-  void on_refused(uint64_t operation, const Status& why) override;
+  void on_chunk_rejected(uint64_t operation, const Status& why) override;
   void on_departed(int32_t rank) override;
   void on_last_answer(int32_t rank) override;
 
@@ -146,17 +146,19 @@ class Operations final : public OperationEvents {
   void end_with(uint64_t number, const Status& cause);
   void end_open(uint64_t first, uint64_t last, const Status& cause);  // the operations [first, last)
   void forget_excess();
-  void time_out(uint64_t number);
+  static void reject_parked(Operation& operation, const Status& cause);
+  // The answer to chunks of an operation that ends because of `cause`.
+  const Status& chunk_error(const Status& cause) const {
+    return session_error_.ok() ? cause : session_error_;
+  }
+  // The answer to a chunk of an operation that has ended.
+  Status late_chunk_error(int32_t source, const transport::BulkHeader& header) const;
+
+  // operations_waits.cc
   void note_begun(Operation& operation, int32_t rank);
   void end_wait(const Operation& operation, int32_t rank, bool failed);
   std::vector<int32_t> missing_ranks(const Operation& operation) const;
-  static void refuse_parked(Operation& operation, const Status& cause);
-  // The refusal of chunks of an operation that ends because of `cause`.
-  const Status& refusal_for(const Status& cause) const {
-    return session_refusal_.ok() ? cause : session_refusal_;
-  }
-  // The refusal of a chunk of an operation that has ended.
-  Status refusal(int32_t source, const transport::BulkHeader& header) const;
+  void time_out(uint64_t number);
 
   // operations_departures.cc
   bool has_completed(int32_t rank, const Task& task) const;
@@ -188,7 +190,7 @@ class Operations final : public OperationEvents {
   bool destruction_posted_ = false;
   History history_;
   std::function<void()> on_early_;
-  Status session_refusal_;  // of all chunks, since this session has failed; OK: it has not
+  Status session_error_;  // the answer to all chunks, since this session has failed; OK: it has not
   uint64_t next_send_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };

@@ -96,7 +96,7 @@ std::unique_ptr<transport::BulkReceipt> Operations::take_signature(
     return nullptr;
   }
   if (history_.has_ended(number)) {
-    receipt->finish(refusal(source, header));
+    receipt->finish(late_chunk_error(source, header));
     return nullptr;
   }
   Operation& operation = table_[number];

@@ -78,7 +78,7 @@ void OutgoingConnections::dial(int32_t rank) {
     if (peer && !closed_) ended_(peer->rank, members_.lost_error(peer->rank, why), why);
   };
   dial.refused = [this, weak](uint64_t operation, const Status& why) {
-    if (!weak.expired() && !closed_) refused_(operation, why);
+    if (!weak.expired() && !closed_) rejected_(operation, why);
   };
   peers_[rank]->dial = RepeatedDial::start(
       network_, members_.view().members[rank].addresses, std::move(dial),

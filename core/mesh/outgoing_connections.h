@@ -24,17 +24,17 @@ class OutgoingConnections {
   // A connection has ended, or the dial of a peer has failed: fail() follows. `error` names the peer;
   // `network_error` is what the network said.
   using Ended = std::function<void(int32_t rank, const Status& error, const Status& network_error)>;
-  // A peer has refused a small chunk.
-  using Refused = std::function<void(uint64_t operation, const Status& why)>;
+  // A peer has rejected a small chunk.
+  using Rejected = std::function<void(uint64_t operation, const Status& why)>;
 
   // The options and the members of the present view outlive this object, and may change.
   OutgoingConnections(transport::Network& network, const PeerOptions& options, const Members& members,
-                      Ended ended, Refused refused)
+                      Ended ended, Rejected rejected)
       : network_(network),
         options_(options),
         members_(members),
         ended_(std::move(ended)),
-        refused_(std::move(refused)) {}
+        rejected_(std::move(rejected)) {}
 
   // `earlier`: Members::ranks_in() of the view before. Connections that have failed may be dialled again.
   // Returns the connections to workers that are not in the view; they close when they are destroyed. Elements
@@ -97,7 +97,7 @@ class OutgoingConnections {
   const PeerOptions& options_;
   const Members& members_;
   const Ended ended_;
-  const Refused refused_;
+  const Rejected rejected_;
   size_t chunk_bytes_ = 0;
   size_t window_ = 0;                         // unanswered bytes of one operation to one peer
   size_t small_window_ = 0;                   // unanswered bytes of small chunks to one peer

@@ -63,7 +63,7 @@ Peers::Peers(transport::Network& network, PeerOptions options, SessionEvents& se
           [this](int32_t rank, const Status& error, const Status& network_error) {
             peer_gone(rank, error, network_error);
           },
-          [this](uint64_t operation, const Status& why) { operations_->on_refused(operation, why); }),
+          [this](uint64_t operation, const Status& why) { operations_->on_chunk_rejected(operation, why); }),
       incoming_(network.loop(), options_, members_, std::move(log)),
       departures_(network.loop(), options_.lease, members_, incoming_,
                   [this](int32_t rank) { on_left(rank); }) {}
@@ -252,7 +252,7 @@ Status Peers::on_open(ServerChannel& channel) { return incoming_.admit(channel);
 std::unique_ptr<transport::BulkSink> Peers::on_bulk(ServerChannel& channel, const BulkHeader& header,
                                                     size_t nbytes) {
   const IncomingConnections::Connection* const connection = incoming_.find(channel);
-  if (!connection) return nullptr;  // on_bulk_end() refuses it
+  if (!connection) return nullptr;  // on_bulk_end() rejects it
   incoming_.note_use(channel);
   if (!is_peer_of(connection, header.view, header.source)) return nullptr;
   auto sink = is_object(header.operation)

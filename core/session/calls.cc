@@ -113,7 +113,7 @@ void Calls::when_fetched(const std::shared_ptr<Call>& call, const char* name, co
     const Status told = Status(status.code(), mesh_->members().name(rank) + ": " + status.message())
                             .with_rank(rank, mesh_->members().host_of(rank))
                             .with_operation(name);
-    mesh_->operations.refuse(first, told);
+    mesh_->operations.announce_failure(first, told);
     done(told);
   };
   insert(channel_of(number), {{}, options.fetch, fetched, first, call->deadline, call->limit});

@@ -26,7 +26,7 @@ Status Checkpoints::begin(const SharedCall& checkpoint) {
   if (!queue_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   if (!checkpoint->expired.ok()) {
-    state_.refuse_next_call(kCheckpointChannel, kind_name(checkpoint->kind), checkpoint->expired);
+    state_.reject_next_call(kCheckpointChannel, kind_name(checkpoint->kind), checkpoint->expired);
     return checkpoint->expired;
   }
   checkpoint->call = state_.calls.begin(&checkpoint->done, checkpoint->options);

@@ -60,8 +60,8 @@ Status Engine::no_memory(const std::string& what) const {
 }
 
 // Once the steps have ended, the call takes no number on any worker.
-void Engine::refuse(const std::string& name, const Status& why) {
-  if (state_.torn.ok()) state_.refuse_next_call(0, name, why);
+void Engine::reject_call(const std::string& name, const Status& why) {
+  if (state_.torn.ok()) state_.reject_next_call(0, name, why);
 }
 
 Status Engine::open(const transport::JoinReply& view) {
@@ -236,7 +236,7 @@ void Engine::end_waits(const Status& why) {
   objects_.fail(why);
   state_.giver.drop_all(why);
   state_.staged_work.fail(why);
-  last_step_.refuse_questions(why);
+  last_step_.reject_questions(why);
   last_step_.end_wait();
   copies_.fail(why);
 }

@@ -84,7 +84,7 @@ class Engine final : public SessionEvents {
   Status open(const transport::JoinReply& view);
   // This worker rejects the call `name`, which all workers make together. The call fails on the others, too;
   // the session goes on.
-  void refuse(const std::string& name, const Status& why);
+  void reject_call(const std::string& name, const Status& why);
 
   int32_t rank() const { return state_.rank(); }
   int32_t size() const { return state_.size(); }

@@ -146,7 +146,7 @@ bool EngineState::leaves_to_reports(const Call& call) {
   return true;
 }
 
-void EngineState::refuse_next_call(uint32_t channel, const std::string& name, const Status& why) {
+void EngineState::reject_next_call(uint32_t channel, const std::string& name, const Status& why) {
   if (!mesh || !failure.ok()) return;
   Done end = [](const Status&) {};
   CallOptions of_channel;
@@ -158,7 +158,7 @@ void EngineState::refuse_next_call(uint32_t channel, const std::string& name, co
                           .with_rank(rank(), mesh->members().host_of(rank()))
                           .with_operation(name)
                           .with_parameter(why.parameter());
-  mesh->operations.refuse(operation_number(call->number, 0), told);
+  mesh->operations.announce_failure(operation_number(call->number, 0), told);
   end(told);
 }
 

@@ -119,7 +119,7 @@ struct EngineState {
   // now, and no longer keeps the change.
   bool leaves_to_reports(const Call& call);
   // This worker rejects the channel's next call, which all workers make together.
-  void refuse_next_call(uint32_t channel, const std::string& name, const Status& why);
+  void reject_next_call(uint32_t channel, const std::string& name, const Status& why);
 
   // Returns host memory for all values: the host's own buffers where these may be used, else new memory.
   // `filled`: with this worker's values. Copies are only enqueued. Without `trained`: null for trained

@@ -107,7 +107,7 @@ void Engine::enter_view() {
   state_.calls.end_waiting(why);
   checkpoints_.change_view(why);
   objects_.change_view(why);
-  last_step_.refuse_questions(why);
+  last_step_.reject_questions(why);
   if (state_.failure.ok()) state_.calls.go_on();
   state_.entering = false;
   if (fails_calls) reported_view_ = view();

@@ -97,7 +97,7 @@ void LastStep::answer_questions(uint64_t completed) {
   for (const auto& respond : answered) respond(transport::Message(transport::Empty{}));
 }
 
-void LastStep::refuse_questions(const Status& why) {
+void LastStep::reject_questions(const Status& why) {
   for (auto& [rank, question] : std::exchange(questions_, {})) question.respond(why);
 }
 

@@ -42,7 +42,7 @@ class LastStep {
   // A later question of the same worker takes the place of an earlier one.
   void on_asked(int32_t rank, uint64_t steps, transport::Responder respond);
   void answer_questions(uint64_t completed);  // steps
-  void refuse_questions(const Status& why);
+  void reject_questions(const Status& why);
 
  private:
   struct Awaited {

@@ -243,7 +243,7 @@ struct Session::Impl {
   Status check_model() const;          // an error if the model cannot be started
   Status check_buffers_apart() const;  // no two of all bound buffers share memory
   // Tells the other workers that this one rejected the call; returns `why`.
-  Status refused(const char* call, Status why);
+  Status reject_call(const char* call, Status why);
   // kState while a step, or a change (launch_change), is in flight.
   Status check_model_writable(const char* what);
   Status check_not_in_step(const char* what) const;  // the same, with step_mutex held

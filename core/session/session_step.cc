@@ -19,7 +19,7 @@ Result<std::shared_ptr<Operation>> Session::set_strategy(const std::string& name
   if (!call.status().ok()) return call.status();
   auto strategy = impl_->find_strategy(name, options);
   if (!strategy.ok())
-    return impl_->started ? impl_->refused("dsgd_strategy_set", strategy.status()) : strategy.status();
+    return impl_->started ? impl_->reject_call("dsgd_strategy_set", strategy.status()) : strategy.status();
   DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_strategy_set"));
   if (!impl_->started) {
     impl_->strategy = strategy.value();
@@ -50,8 +50,8 @@ Result<StrategySpec> Session::Impl::find_strategy(const std::string& name, const
 
 // All workers make such a call together. Reports the rejected call to the other workers, so that they do not
 // wait.
-Status Session::Impl::refused(const char* call, Status why) {
-  loop().post([this, call, why] { engine().refuse(call, why); });
+Status Session::Impl::reject_call(const char* call, Status why) {
+  loop().post([this, call, why] { engine().reject_call(call, why); });
   return why;
 }
 
@@ -83,7 +83,7 @@ Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& 
     if (impl_->started)
       return Status(Code::kState, "dsgd_start was called before; a session is started once");
     if (Status whole = impl_->check_model(); !whole.ok())
-      return impl_->refused("dsgd_start", std::move(whole));
+      return impl_->reject_call("dsgd_start", std::move(whole));
   }
   return impl_->launch_change(
       "dsgd_start", mode, options,

@@ -64,7 +64,7 @@ Status StateGiver::begin(const Key& key, const FetchState& question, bool with_s
   return {};
 }
 
-// A learner that asks again before the answer is made is refused, and begins again.
+// A learner that asks again before the answer is made gets an error, and begins again.
 void StateGiver::answer(const SharedGiven& given, bool last, transport::Responder respond) {
   ++given->next;
   work_.read(
@@ -75,11 +75,12 @@ void StateGiver::answer(const SharedGiven& given, bool last, transport::Responde
       },
       [this, given, last, respond = std::move(respond)](const Status& copied) {
         if (given->stream.overflown()) given->ended = not_kept();
-        if (!refused(*given, copied, respond)) end_answer(given, last, respond);
+        if (!answered_with_error(*given, copied, respond)) end_answer(given, last, respond);
       });
 }
 
-bool StateGiver::refused(const Given& given, const Status& copied, const transport::Responder& respond) {
+bool StateGiver::answered_with_error(const Given& given, const Status& copied,
+                                     const transport::Responder& respond) {
   if (given.ended.ok() && copied.ok()) return false;
   respond(given.ended.ok() ? copied : given.ended);
   if (!copied.ok()) fail_(copied);
@@ -94,7 +95,7 @@ void StateGiver::end_answer(const SharedGiven& given, bool last, const transport
   if (!last || !answer->whole) return respond(transport::Message(std::move(*answer)));
   work_.digest_values(model_, given->stream.begin(), given->stream.end(),
                       [this, given, answer, respond](const Result<uint64_t>& digest) {
-                        if (refused(*given, digest.status(), respond)) return;
+                        if (answered_with_error(*given, digest.status(), respond)) return;
                         answer->digest = digest.value();
                         respond(transport::Message(std::move(*answer)));
                         erase(not_kept(), [&](const auto& one) { return one.second == given; });

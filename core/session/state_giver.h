@@ -50,7 +50,7 @@ class StateGiver {
     uint64_t next = 0;             // answer
     bool told_whole = false;       // the learner knows that it was whole once
     transport::Responder waiting;  // for the next step
-    Status ended;  // not OK: the stream has ended, and the answer in the making is refused with this
+    Status ended;                  // not OK: the stream has ended, and the answer in the making is this error
   };
   using Key = std::pair<std::string, uint64_t>;  // worker id, first element
   using SharedGiven = std::shared_ptr<Given>;
@@ -60,9 +60,9 @@ class StateGiver {
   void erase(const Status& why, Matches matches);
   void answer(const SharedGiven& given, bool last, transport::Responder respond);
   void end_answer(const SharedGiven& given, bool last, const transport::Responder& respond);
-  // Returns whether the device has failed or the stream has ended meanwhile. Then it refuses the answer; a
+  // If the device has failed or the stream has ended meanwhile, answers with the error and returns true. A
   // failed device also fails this worker.
-  bool refused(const Given& given, const Status& copied, const transport::Responder& respond);
+  bool answered_with_error(const Given& given, const Status& copied, const transport::Responder& respond);
 
   const Model& model_;
   Step& step_;

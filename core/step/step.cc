@@ -178,7 +178,7 @@ void Step::on_header(const Status& status, const std::vector<std::vector<std::by
   // step.
   progress_.agreed = status.code() == Code::kMismatch;
   if (!status.ok()) {
-    if (!progress_.agreed && !waits_for_view(status) && group_.members_have_left()) refuse(status);
+    if (!progress_.agreed && !waits_for_view(status) && group_.members_have_left()) announce_failure(status);
     return operation_failed(status);
   }
   const Result<bool> changed = group_.regroup(state_.numbers.header());

@@ -160,7 +160,7 @@ class Step {
   void start_deadline_timer();
   void deadline_passed();
   void team_failed(const Status& cause);
-  void refuse(const Status& why);
+  void announce_failure(const Status& why);
   void fail(const Status& cause, const Status& for_peers);
   bool waits_for_view(const Status& cause) const;
   void operation_failed(const Status& cause);

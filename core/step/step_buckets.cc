@@ -195,7 +195,7 @@ void StepBuckets::reduce_directly(size_t index, Task::Done done) {
 void StepBuckets::bucket_done(size_t index, const Status& status) {
   if (!step_.runs()) return;
   if (!status.ok() && !state_.header_done) {
-    // A peer may have refused the bucket because the headers disagree. Keep the error until this worker has
+    // A peer may have rejected the bucket because the headers disagree. Keep the error until this worker has
     // the headers, too: their difference says more.
     if (progress_.failure.ok()) progress_.failure = status;
     return;
@@ -289,23 +289,23 @@ void StepBuckets::tell_all_enqueued() {
                   });
 }
 
-// ---- refusals and messages
+// ---- announcements and messages
 
-void StepBuckets::refuse(const Status& why) {
+void StepBuckets::announce_failure(const Status& why) {
   for (size_t b = 0; b < state_.plan.size() && b <= progress_.next; ++b) {
     if (state_.buffers[b].progress.reduced) continue;
     for (const bool second : {false, true}) {
       // No worker makes the other attempt: the headers are compared, or no worker has left.
       if (second != progress_.second_attempt && (state_.header_done || !group_.members_have_left())) continue;
       if (state_.options.reproducible)
-        state_.mesh->operations.refuse(state_.numbers.exponents(b, second), why);
-      state_.mesh->operations.refuse(state_.numbers.data(b, second), why);
+        state_.mesh->operations.announce_failure(state_.numbers.exponents(b, second), why);
+      state_.mesh->operations.announce_failure(state_.numbers.data(b, second), why);
     }
   }
   if (state_.options.checks_gradients())
-    state_.mesh->operations.refuse(state_.numbers.gradient_reports(), why);
+    state_.mesh->operations.announce_failure(state_.numbers.gradient_reports(), why);
   if (state_.path.by_teams)
-    state_.mesh->operations.refuse(state_.numbers.all_enqueued(progress_.second_attempt), why);
+    state_.mesh->operations.announce_failure(state_.numbers.all_enqueued(progress_.second_attempt), why);
 }
 
 std::string StepBuckets::parameters_text(const std::vector<uint64_t>& operations) const {

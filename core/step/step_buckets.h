@@ -63,7 +63,7 @@ class StepBuckets {
   void forget_held();
   // Tells the peers that this worker does not complete the operations that it has begun, nor begin those of
   // the next bucket.
-  void refuse(const Status& why);
+  void announce_failure(const Status& why);
   std::string parameters_text(const std::vector<uint64_t>& operations) const;  // as Step's
   TeamPath& team() { return team_; }
 

@@ -1,4 +1,4 @@
-// The end of a step that does not succeed: its limit, refused operations, failures.
+// The end of a step that does not succeed: its limit, announced failures.
 
 #include <chrono>
 #include <string>
@@ -75,7 +75,7 @@ void Step::deadline_passed() {
           .with_rank(state_.rank())
           .with_operation(name())
           .with_parameter(unmarked.parameter);
-  refuse(why);
+  announce_failure(why);
   fail(why);
 }
 
@@ -92,16 +92,16 @@ void Step::leave(const UnmarkedGradients& unmarked) {
         .with_operation(name())
         .with_parameter(unmarked.parameter);
   };
-  refuse(why(Code::kWorkerLost));
+  announce_failure(why(Code::kWorkerLost));
   fail(why(Code::kClosed), why(Code::kWorkerLost));
 }
 
 // Tells the peers that this worker does not complete the operations that it has begun, nor begin those of the
 // next bucket. A peer fails when it begins the first of them, or at once.
-void Step::refuse(const Status& why) {
+void Step::announce_failure(const Status& why) {
   if (!state_.mesh) return;
-  if (!state_.header_done) state_.mesh->operations.refuse(state_.numbers.header(), why);
-  buckets_.refuse(why);
+  if (!state_.header_done) state_.mesh->operations.announce_failure(state_.numbers.header(), why);
+  buckets_.announce_failure(why);
 }
 
 void Step::abort(const Status& cause) {
