@@ -23,7 +23,7 @@ class Checkpoints {
 
   explicit Checkpoints(EngineState& state)
       : state_(state), queue_(state.loop, [this](const CheckpointCall& next) {
-          return !state_.recovering &&
+          return !state_.recovering() &&
                  (!next.follows || state_.rank() == 0 || next_of_others() != NextCall::kUnknown);
         }) {}
   void use_files(std::shared_ptr<transport::Files> files) { queue_.use_files(std::move(files)); }
@@ -42,7 +42,7 @@ class Checkpoints {
   void take_reports(const std::vector<transport::ViewReport>& reports);
 
   bool idle() const { return queue_.idle(); }  // no call is in flight
-  // Begins the next call if it may begin. Called when recovery has ended (EngineState::recovering), when a
+  // Begins the next call if it may begin. Called when recovery has ended (EngineState::recovering()), when a
   // peer has left, and when a peer has begun an operation before this worker.
   void start_next() { queue_.start_next(); }
   void fail(const Status& why) { queue_.fail(why); }  // ends all calls

@@ -108,7 +108,7 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
     return state_.mesh->operations.only_peers_have_begun(first, kind);
   };
   if (begun(kCheckpointChannel, Kind::kLoad)) return NextCall::kLoad;
-  if (state_.rank() == 0 && step_without_load_ == state_.next_step && !state_.last_step_failed)
+  if (state_.rank() == 0 && step_without_load_ == state_.next_step && state_.torn.ok())
     return NextCall::kOther;
   bool other = false;
   for (uint32_t channel = 0; channel < kChannels; ++channel) other = other || begun(channel);
@@ -118,7 +118,7 @@ Checkpoints::NextCall Checkpoints::next_of_others() const {
 
 // Once the load has begun, the class Calls reports what it waits for.
 WaitReport Checkpoints::wait_report(const CheckpointCall& load) const {
-  const bool waits_for_others = !load.call && !state_.recovering && state_.size() > 1;
+  const bool waits_for_others = !load.call && !state_.recovering() && state_.size() > 1;
   if (!waits_for_others || next_of_others() != NextCall::kUnknown) return {};
   std::vector<int32_t> others = state_.mesh->members().world()->ranks;
   std::erase(others, state_.rank());
@@ -312,7 +312,7 @@ void Checkpoints::apply(const SharedCall& checkpoint, transport::Time deadline, 
     state_.step.set_version(++state_.strategy_version);
     state_.applied_change = checkpoint->call->number;
     state_.torn = {};
-    state_.last_step_failed = state_.compared = false;
+    state_.compared = false;
     state_.log->info("loaded the checkpoint '" + checkpoint->found.path + "': step " +
                      std::to_string(state_.next_step) + ", saved by " +
                      counted(static_cast<size_t>(manifest.workers), "worker") + " under " +

@@ -48,7 +48,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
 Engine::~Engine() = default;
 
 bool Engine::idle() const {
-  if (at_rest_) return true;
+  if (failing_ == Failing::kDone) return true;
   return !state_.step.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() &&
          state_.calls.idle() &&
          !(state_.mesh && state_.giver.gives_to_any_of(state_.mesh->members().view().members));
@@ -92,11 +92,10 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
   const uint64_t watch = state_.stalls.begin([this] { return wait_report(state_.step.call()); });
   const auto ended = [this, watch, done = std::move(done)](const Status& status, const StepResult& result) {
     state_.stalls.end(watch);
-    state_.last_step_failed = !status.ok() && !state_.step.failed_in_agreement();
     if (status.ok()) {
       ++state_.next_step;
       last_step_.answer_questions(state_.next_step);
-      if (state_.mesh && agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
+      ask_for_last_step();
       if (state_.mesh) state_.giver.step_ended(state_.mesh->members().view().members);
       last_step_call_ = state_.step.call();
       state_.last_result = result;
@@ -108,7 +107,7 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
       warn_of_departed(last_step_call_);
       // While workers recover from a loss, those that made the step before cannot save it any more.
       if (state_.options.checkpoint_interval > 0 &&
-          state_.next_step % state_.options.checkpoint_interval == 0 && !state_.recovering && !next_view_)
+          state_.next_step % state_.options.checkpoint_interval == 0 && !state_.recovering() && !next_view_)
         return checkpoints_.save_at_interval([done, result] { done({}, result); });
     } else if (status.code() == Code::kDiverged) {
       state_.torn = status;
@@ -122,7 +121,7 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
     done(status, result);
     enter_view();
   };
-  if (state_.recovering) return state_.step.begin_suspended(std::move(request), ended);
+  if (state_.recovering()) return state_.step.begin_suspended(std::move(request), ended);
   state_.calls.take();
   state_.step.begin(std::move(request), ended);
 }
@@ -211,19 +210,20 @@ void Engine::fail(const Status& cause, bool tell_peers) {
     state_.log->write(own ? LogLevel::kInfo : LogLevel::kError, state_.failure.message());
   }
   // Each part may be repeated: the loop calls fail() again if an allocation failure interrupts this.
-  if (at_rest_ || failing_) return;
-  struct Failing {
-    bool& flag;
-    ~Failing() { flag = false; }
-  } failing{failing_};
-  failing_ = true;
+  if (failing_ != Failing::kNo) return;
+  struct Run {
+    Failing& failing;
+    ~Run() {
+      if (failing == Failing::kRunning) failing = Failing::kNo;  // it was interrupted
+    }
+  } run{failing_ = Failing::kRunning};
   if (state_.shards) state_.shards->end_waits();
   if (state_.mesh && tell_peers_ && !outside_view()) state_.mesh->peers.tell_session_failed(state_.failure);
   if (state_.mesh) state_.mesh->fail(state_.failure);
   state_.step.abort(state_.failure);
   end_waits(state_.failure);
   if (after_failure_) after_failure_(state_.failure);
-  at_rest_ = true;
+  failing_ = Failing::kDone;
 }
 
 void Engine::end_waits(const Status& why) {
@@ -267,9 +267,8 @@ uint64_t Engine::close(const Status& cause) {
   state_.calls.stop(state_.failure);
   cause.ok() ? state_.step.fail(closed) : state_.step.abort(cause);
   // Steps go on without this worker if its start and all its steps have succeeded. state_.step.fail() above
-  // has marked a step in flight as failed.
-  const uint64_t departure_call =
-      state_.started && state_.torn.ok() && !state_.last_step_failed ? next_call() : 0;
+  // has failed a step in flight.
+  const uint64_t departure_call = state_.started && state_.torn.ok() ? next_call() : 0;
   if (state_.shards) state_.shards->end_waits();
   end_waits(closed);
   if (state_.mesh) state_.mesh->close(cause, state_.next_step, last_values_.own(), departure_call);
@@ -337,7 +336,7 @@ void Engine::warn_of_departed(uint64_t call) {
 void Engine::on_peer_departed(int32_t rank) {
   state_.log->info(state_.mesh->members().name(rank) + " has closed its session");
   departed_.push_back(rank);
-  if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);  // those that are left
+  ask_for_last_step();  // those that are left
   objects_.peer_left(rank);
   checkpoints_.start_next();
   if (fetcher_) fetcher_->source_left(rank);

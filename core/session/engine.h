@@ -61,10 +61,11 @@ class Engine final : public SessionEvents {
   // fail_start() follows. Other collectives fail until start() has ended.
   void join_later(std::function<transport::JoinReply()> present, std::function<void()> enter) {
     present_view_ = std::move(present), enter_ = std::move(enter);
+    state_.phase = ViewPhase::kOutside;
   }
   // `held` is called when this worker, which has joined, has the job's state.
   void on_state_held(std::function<void()> held) { on_state_held_ = std::move(held); }
-  bool outside_view() const { return enter_ != nullptr; }  // it has joined, and is in no view yet
+  bool outside_view() const { return state_.phase == ViewPhase::kOutside; }
   void fail_start(const Status& why);
   void check_sources();  // `present` has changed: it may lack a worker whose state this one fetches
 
@@ -162,9 +163,8 @@ class Engine final : public SessionEvents {
   // The head's news: `rank` has left; the job goes on in another view, because of `why` (engine_view.cc).
   void note_departure(int32_t rank, uint64_t departure_call);
   void change_view(const transport::JoinReply& view, const Status& why);
-  // Returns whether this worker has entered a view whose workers have not agreed on its state yet, or which
-  // is paused. A worker that closes in this time counts as lost.
-  bool recovering() const { return state_.recovering; }
+  // As EngineState::recovering(). A worker that closes in this time counts as lost.
+  bool recovering() const { return state_.recovering(); }
   // This worker closes its session in the middle of a step, which cannot end without these gradients.
   void leave_step(const UnmarkedGradients& unmarked) { state_.step.leave(unmarked); }
   // Digests the values and compares them with goodbyes that have come; close() sends the digests. Does
@@ -247,6 +247,7 @@ class Engine final : public SessionEvents {
   bool has_host_calls() const;
   void resume_step();
   bool has_last_step() const;  // that others could repeat
+  void ask_for_last_step();    // unless the workers of the view have yet to agree
 
   // The workers for which await_last_step() waits, and those for which the call of this number waits, in
   // which the workers of a view agree on its state.
@@ -276,9 +277,9 @@ class Engine final : public SessionEvents {
   std::unique_ptr<StateFetcher> fetcher_;  // of a learner
 
   // Failures.
-  Status exhausted_;      // exhausted()
-  bool failing_ = false;  // fail() is running
-  bool at_rest_ = false;  // the session has failed, and all operations have ended
+  Status exhausted_;  // exhausted()
+  enum class Failing { kNo, kRunning, kDone };
+  Failing failing_ = Failing::kNo;  // kRunning while fail() ends all operations; kDone: all have ended
   bool tell_peers_ = false;
   std::function<void(const Status&)> before_failure_, after_failure_;
   std::function<bool(int32_t, const Status&, bool)> on_loss_;
@@ -291,9 +292,8 @@ class Engine final : public SessionEvents {
   // The view to enter when the commit in progress, and the state being applied to the replicas, have ended.
   std::optional<NextView> next_view_;
   std::atomic<uint64_t> reported_view_ = 1;             // that the host knows; written on the loop
-  std::function<void()> enter_;                         // of a learner; null once it is in a view
+  std::function<void()> enter_;                         // of a learner
   std::function<transport::JoinReply()> present_view_;  // of a learner
-  bool agreed_ = true;                                  // the workers of this view have agreed on its state
   uint64_t agreement_watch_ = 0;  // a ticket of StallWatch; 0: they are not about to agree
   std::function<void()> on_state_held_;
 

@@ -23,7 +23,7 @@ void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& o
       devices_done.ok() ? learn() : fail_start(devices_done);
     });
   }
-  if (!state_.recovering) start_.run();
+  if (!state_.recovering()) start_.run();
 }
 
 // Fetches the state of the others before this worker is in a view. If no plan can be made, enters a view: its

@@ -134,7 +134,7 @@ void EngineState::prepare(PreparedChange change) {
 
 bool EngineState::leaves_to_reports(const Call& call) {
   if (!has_prepared(call)) return false;
-  if (!entering) {
+  if (phase != ViewPhase::kEntering) {
     prepared.reset();
     return false;
   }

@@ -39,6 +39,15 @@ struct PreparedChange {
   Done end;                         // ends the host's call without the change
 };
 
+// How this worker stands in its view. Another view leads from any phase but kOutside to kEntering.
+enum class ViewPhase {
+  kOutside,   // a learner that is in no view yet; then kAgreeing
+  kEntering,  // ends the operations of the earlier view; then kAgreeing
+  kAgreeing,  // the workers of the view agree on its state; then kAgreed or kOpen
+  kAgreed,    // the view is paused, or the workers repeat the start; then kOpen
+  kOpen       // steps and calls are made
+};
+
 struct EngineState {
   using Done = std::function<void(const Status&)>;
 
@@ -80,15 +89,16 @@ struct EngineState {
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
   uint32_t total_replicas = 1;        // of all workers
   StepResult last_result;             // of the last step that succeeded
-  bool last_step_failed = false;
-  bool compared = false;  // the last step has compared all values
+  bool compared = false;              // the last step has compared all values
 
   // Changes of the view.
-  Status view_cause;        // why the present view has come
-  bool learner = false;     // in a view, but its dsgd_start has not ended
-  bool entering = false;    // the engine ends the operations of the earlier view
-  bool recovering = false;  // as Engine::recovering()
-  bool applying = false;    // a copy, a new plan or a checkpoint is being applied to the replicas
+  ViewPhase phase = ViewPhase::kOpen;
+  Status view_cause;      // why the present view has come
+  bool learner = false;   // in a view, but its dsgd_start has not ended
+  bool applying = false;  // a copy, a new plan or a checkpoint is being applied to the replicas
+  // Whether this worker has entered a view whose workers have not agreed on its state yet, or which is
+  // paused.
+  bool recovering() const { return phase != ViewPhase::kOutside && phase != ViewPhase::kOpen; }
 
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   int32_t size() const { return mesh ? mesh->peers.size() : 1; }
@@ -97,7 +107,7 @@ struct EngineState {
   template <typename Then>
   auto in_view(Then then) {
     return [this, then = std::move(then), entered = view()](auto&&... arguments) {
-      if (!entering && entered == view() && failure.ok())
+      if (phase != ViewPhase::kEntering && entered == view() && failure.ok())
         then(std::forward<decltype(arguments)>(arguments)...);
     };
   }

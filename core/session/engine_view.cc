@@ -72,7 +72,7 @@ Status Engine::admit_call() {
                   "this worker has joined a running job, in which it takes part only after dsgd_start; call "
                   "dsgd_start first");
   }
-  if (state_.recovering) return view_changed(state_.mesh->members().view());
+  if (state_.recovering()) return view_changed(state_.mesh->members().view());
   if (view() == reported_view_) return {};
   reported_view_ = view();
   return view_changed(state_.mesh->members().view());
@@ -95,13 +95,12 @@ void Engine::enter_view() {
   if (!state_.step.suspend(why)) return;  // the commit has begun; its end calls enter_view()
   const NextView next = std::move(*next_view_);
   next_view_.reset();
-  state_.entering = true;
   state_.stalls.end(std::exchange(agreement_watch_, 0));
   if (fetcher_) fetcher_->stop_fetching_rest();
   state_.giver.change_view(state_.mesh->members().view().members, next.view.members);
   last_step_.forget_answers();
-  const bool fails_calls = !std::exchange(state_.recovering, true) && has_host_calls();
-  agreed_ = false;
+  const bool fails_calls = state_.phase == ViewPhase::kOpen && has_host_calls();
+  state_.phase = ViewPhase::kEntering;
   state_.calls.stop(why);
   state_.mesh->change_view(next.view, why);
   state_.calls.end_waiting(why);
@@ -109,7 +108,7 @@ void Engine::enter_view() {
   objects_.change_view(why);
   last_step_.reject_questions(why);
   if (state_.failure.ok()) state_.calls.go_on();
-  state_.entering = false;
+  state_.phase = ViewPhase::kAgreeing;
   if (fails_calls) reported_view_ = view();
   departed_.clear();
   last_values_.change_view(rank());
@@ -123,9 +122,8 @@ void Engine::enter_view() {
 
 // A learner is in a view for the first time. It has nothing to end.
 void Engine::enter_first_view(const JoinReply& view, const Status& why) {
-  enter_ = nullptr;
-  state_.learner = state_.recovering = true;
-  agreed_ = false;
+  state_.phase = ViewPhase::kAgreeing;
+  state_.learner = true;
   state_.view_cause = why;
   reported_view_ = view.view;
   fetcher_->entered_view();
@@ -182,7 +180,7 @@ void Engine::on_missing_report(const std::shared_ptr<Call>& call, const Status& 
     return fail(why, true);
   state_.log->info(why.message() + "; waits for a view without it");
   state_.loop.schedule(call->deadline, [this, alive = std::weak_ptr(state_.alive), entered = view(), why] {
-    if (!alive.expired() && state_.recovering && entered == view()) fail(why, true);
+    if (!alive.expired() && state_.recovering() && entered == view()) fail(why, true);
   });
 }
 
@@ -247,8 +245,8 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
       resume_step();
     } else {  // recovery ends in a later view
       state_.stalls.end(std::exchange(agreement_watch_, 0));
-      agreed_ = true;
-      last_step_.ask(state_.mesh->peers, state_.next_step);
+      state_.phase = ViewPhase::kAgreed;
+      ask_for_last_step();
     }
     if (!std::exchange(state_.learner, false)) return;
     fetcher_ = nullptr;
@@ -329,7 +327,11 @@ void Engine::await_last_step(transport::Time deadline, std::function<void(const 
     state_.stalls.end(watch);
     then(state_.failure.ok() ? state_.torn : state_.failure);
   });
-  if (agreed_) last_step_.ask(state_.mesh->peers, state_.next_step);
+  ask_for_last_step();
+}
+
+void Engine::ask_for_last_step() {
+  if (state_.mesh && state_.phase >= ViewPhase::kAgreed) last_step_.ask(state_.mesh->peers, state_.next_step);
 }
 
 void Engine::on_completion_asked(int32_t rank, uint64_t steps, transport::Responder respond) {
@@ -340,9 +342,8 @@ void Engine::on_completion_asked(int32_t rank, uint64_t steps, transport::Respon
 
 void Engine::end_recovery() {
   state_.stalls.end(std::exchange(agreement_watch_, 0));
-  state_.recovering = false;
-  agreed_ = true;
-  last_step_.ask(state_.mesh->peers, state_.next_step);
+  state_.phase = ViewPhase::kOpen;
+  ask_for_last_step();
   checkpoints_.start_next();
 }
 
@@ -359,7 +360,7 @@ void Engine::start_again(const std::vector<ViewReport>& reports) {
       std::find_if(reports.begin(), reports.end(), [](const ViewReport& report) { return report.started; });
   start_.set_source(first == reports.end() ? 0 : static_cast<int32_t>(first - reports.begin()));
   if (state_.started) {
-    state_.recovering = true;
+    state_.phase = ViewPhase::kAgreed;
     const auto ended = [this](const Status& status) {
       if (!status.ok()) return fail(status, true);
       end_recovery();

@@ -24,7 +24,7 @@ void Start::run() {
   const uint64_t number = pending_->call = state_.calls.take();
   const auto call = state_.calls.make(number, pending_->options);
   const Done done = [this, number, entered = state_.view()](const Status& status) {
-    if (state_.entering || entered != state_.view() || !pending_) return;
+    if (state_.phase == ViewPhase::kEntering || entered != state_.view() || !pending_) return;
     if (state_.mesh) state_.mesh->operations.end_call(number, status);
     end(status);
   };
