@@ -23,7 +23,7 @@ constexpr const char* kCommunication = "what its communication needs";
 
 Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::shared_ptr<Log> log)
     : waiter_(loop),
-      copies_(loop, options.step.lease),
+      buffer_copier_(loop, options.step.lease),
       state_(loop, model, std::move(options), log),
       collectives_(state_.calls, state_.options.algorithm, [this] { return admit_call(); }),
       placement_(state_),
@@ -49,7 +49,7 @@ Engine::~Engine() = default;
 
 bool Engine::idle() const {
   if (failing_ == Failing::kDone) return true;
-  return !state_.step.running() && objects_.idle() && copies_.idle() && checkpoints_.idle() &&
+  return !state_.step.running() && objects_.idle() && buffer_copier_.idle() && checkpoints_.idle() &&
          state_.calls.idle() &&
          !(state_.mesh && state_.giver.gives_to_any_of(state_.mesh->members().view().members));
 }
@@ -235,10 +235,10 @@ void Engine::end_waits(const Status& why) {
   checkpoints_.fail(why);
   objects_.fail(why);
   state_.giver.drop_all(why);
-  state_.staged_work.fail(why);
+  state_.staging_queue.fail(why);
   last_step_.reject_questions(why);
   last_step_.end_wait();
-  copies_.fail(why);
+  buffer_copier_.fail(why);
 }
 
 void Engine::compare_last_values(transport::Time deadline, std::function<void()> then) {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/device/staged_copies.h"
+#include "core/device/buffer_copier.h"
 #include "core/mesh/mesh.h"
 #include "core/model/model.h"
 #include "core/objects/objects.h"
@@ -132,7 +132,7 @@ class Engine final : public SessionEvents {
   }
 
   // Copies of what collectives read and write on devices. They fail with the session.
-  device::StagedCopies& copies() { return copies_; }
+  device::BufferCopier& buffer_copier() { return buffer_copier_; }
 
   // Calls `done` when all work that is enqueued on the replicas' devices now has ended, or with the failure
   // of a device or of the session.
@@ -184,7 +184,7 @@ class Engine final : public SessionEvents {
   const Status& divergence() const { return last_values_.divergence(); }  // found as it closed
   // The last call on the loop: nothing is posted to it any more. Timers that are left end with it.
   void detach_from_loop() {
-    waiter_.close(), copies_.close(), state_.staged_work.close(), state_.step.close();
+    waiter_.close(), buffer_copier_.close(), state_.staging_queue.close(), state_.step.close();
     state_.stalls.close(), checkpoints_.close();
   }
   bool idle() const;  // no operation is in flight
@@ -266,7 +266,7 @@ class Engine final : public SessionEvents {
 
   Objects objects_;
   device::Waiter waiter_;
-  device::StagedCopies copies_;
+  device::BufferCopier buffer_copier_;
   EngineState state_;
   Collectives collectives_;
   StatePlacement placement_;

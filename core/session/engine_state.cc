@@ -25,8 +25,8 @@ EngineState::EngineState(transport::Loop& of_session, Model& of_worker, EngineOp
       step(loop, model, options.step, [this](const Status& why) { fail(why, true); }),
       stalls(loop, options.stall_warning, log),
       calls(loop, options.step_timeout, stalls, [this](uint64_t call) { return wait_report(call); }),
-      staged_work(loop, step),
-      giver(model, step, staged_work, [this](const Status& why) {
+      staging_queue(loop, step),
+      giver(model, step, staging_queue, [this](const Status& why) {
         if (failure.ok()) fail(why, true);
       }) {}
 

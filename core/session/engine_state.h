@@ -20,7 +20,7 @@
 #include "core/session/operation.h"
 #include "core/session/stall_watch.h"
 #include "core/session/state_giver.h"
-#include "core/step/staged_work.h"
+#include "core/step/staging_queue.h"
 #include "core/step/step.h"
 #include "core/strategy/plan.h"
 
@@ -71,7 +71,7 @@ struct EngineState {
   Step step;
   StallWatch stalls;
   Calls calls;
-  StagedWork staged_work;
+  StagingQueue staging_queue;
   StateGiver giver;
   std::shared_ptr<int> alive = std::make_shared<int>();  // the engine's timers hold it weakly
 

@@ -219,7 +219,7 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
     resume(calls);
     start_again(all);
   };
-  state_.staged_work.when_done(call->deadline, state_.in_view(again));
+  state_.staging_queue.when_done(call->deadline, state_.in_view(again));
 }
 
 // A change of the strategy, or a load, was applied by some workers when the view changed. A worker applies

@@ -95,7 +95,7 @@ void Session::Impl::leave(bool may_wait) {
   loop().wait(*left, leave_until);
   // A GPU may still copy pieces of collectives that have failed.
   auto copied = std::make_shared<std::atomic<bool>>(false);
-  loop().run([this, copied] { engine().copies().when_idle([copied] { *copied = true; }); }, *copied,
+  loop().run([this, copied] { engine().buffer_copier().when_idle([copied] { *copied = true; }); }, *copied,
              loop().now() + worker->lease() + kSlack);
 }
 

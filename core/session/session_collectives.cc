@@ -79,44 +79,46 @@ std::byte* own_part(void* all, const std::vector<size_t>& parts, int32_t rank, D
   return static_cast<std::byte*>(all) + before * dtype_size(dtype);
 }
 
-Status allocate(const char* operation, size_t nbytes, Staging& staging) {
-  staging.memory = untouched_memory(nbytes);
-  if (staging.memory) return {};
+Status allocate(const char* operation, size_t nbytes, CollectiveBuffers& buffers) {
+  buffers.memory = untouched_memory(nbytes);
+  if (buffers.memory) return {};
   return Status(Code::kNoMemory, std::string(operation) + ": no memory on the host for the " +
                                      std::to_string(nbytes) + " bytes that are copied from or to " +
-                                     staging.device->name())
+                                     buffers.device->name())
       .with_operation(operation);
 }
 
 }  // namespace
 
 template <typename Start>
-Session::Collective Session::Impl::staged(const char* kind, size_t nbytes, const CallOptions& options,
-                                          const Staging& staging, Start start) {
+Session::Collective Session::Impl::make_collective(const char* kind, size_t nbytes,
+                                                   const CallOptions& options,
+                                                   const CollectiveBuffers& buffers, Start start) {
   return [=, this](Mode mode) -> Result<std::shared_ptr<Operation>> {
     HostCall call(*this);
     if (!call.status().ok()) return call.status();
     const transport::Time deadline = loop().now() + timeout_of(options);
-    const auto copy = [=, this](const Staging::Transfer& transfer, bool to_host,
+    const auto copy = [=, this](const CollectiveBuffers::Transfer& transfer, bool to_host,
                                 std::function<void(const Status&)> then) {
       const std::string limit = options.limit_or("step_timeout = " + config.text("step_timeout"));
-      engine().copies().start({staging.device, staging.after, transfer.to, transfer.from, transfer.nbytes,
-                               to_host, deadline, limit},
-                              [kind, to_host, memory = staging.memory, then](const Status& status) {
-                                if (status.ok()) return then(status);
-                                then(Status(status.code(), std::string(kind) +
-                                                               (to_host ? " cannot read its buffer: "
-                                                                        : " cannot write its result: ") +
-                                                               status.message())
-                                         .with_rank(status.rank(), status.host()));
-                              });
+      engine().buffer_copier().start(
+          {buffers.device, buffers.after, transfer.to, transfer.from, transfer.nbytes, to_host, deadline,
+           limit},
+          [kind, to_host, memory = buffers.memory, then](const Status& status) {
+            if (status.ok()) return then(status);
+            then(Status(status.code(),
+                        std::string(kind) +
+                            (to_host ? " cannot read its buffer: " : " cannot write its result: ") +
+                            status.message())
+                     .with_rank(status.rank(), status.host()));
+          });
     };
     return launch(kind, nbytes, mode, options, [=](const std::function<void(const Status&)>& done) {
       CallOptions given = options;
-      if (staging.fetch.nbytes > 0)
-        given.fetch = [copy, fetch = staging.fetch](auto then) { copy(fetch, true, then); };
+      if (buffers.fetch.nbytes > 0)
+        given.fetch = [copy, fetch = buffers.fetch](auto then) { copy(fetch, true, then); };
       start(
-          [copy, store = staging.store, done, memory = staging.memory](const Status& status) {
+          [copy, store = buffers.store, done, memory = buffers.memory](const Status& status) {
             if (!status.ok() || store.nbytes == 0) return done(status);
             copy(store, false, done);
           },
@@ -134,18 +136,18 @@ Result<Session::Collective> Session::allreduce(const void* send, void* receive, 
   DSGD_RETURN_IF_ERROR(check_apart("all-reduce", send, receive, nbytes));
   DSGD_RETURN_IF_ERROR(check_reduction("dsgd_allreduce", dtype, reduction));
   const Impl::Buffer to{"`receive`", receive, nbytes};
-  auto staging = impl_->stage("all-reduce", {"`send`", send, nbytes}, &to, options);
-  if (!staging.ok()) return staging.status();
+  auto buffers = impl_->locate_buffers("all-reduce", {"`send`", send, nbytes}, &to, options);
+  if (!buffers.ok()) return buffers.status();
   void* data = receive;
-  if (staging->receive) {
-    DSGD_RETURN_IF_ERROR(allocate("all-reduce", nbytes, staging.value()));
-    data = staging->memory.get();
-    staging->store = {receive, data, nbytes};
+  if (buffers->receive) {
+    DSGD_RETURN_IF_ERROR(allocate("all-reduce", nbytes, buffers.value()));
+    data = buffers->memory.get();
+    buffers->store = {receive, data, nbytes};
   }
-  if (staging->send) staging->fetch = {data, send, nbytes};
-  const void* const copied = staging->send ? data : send;
-  return impl_->staged(
-      "all-reduce", nbytes, options, staging.value(), [=, this](auto done, const CallOptions& given) {
+  if (buffers->send) buffers->fetch = {data, send, nbytes};
+  const void* const copied = buffers->send ? data : send;
+  return impl_->make_collective(
+      "all-reduce", nbytes, options, buffers.value(), [=, this](auto done, const CallOptions& given) {
         if (copied != data && nbytes > 0) std::memcpy(data, copied, nbytes);
         impl_->engine().collectives().allreduce(bytes(data, nbytes), dtype, reduction, done, given);
       });
@@ -162,20 +164,20 @@ Result<Session::Collective> Session::broadcast(void* data, size_t nbytes, DType 
     return invalid("broadcast", "root " + std::to_string(root) + " is none of the ranks 0 .. " +
                                     std::to_string(place->size - 1));
   }
-  auto staging = impl_->stage("broadcast", {"the buffer", data, nbytes}, nullptr, options);
-  if (!staging.ok()) return staging.status();
+  auto buffers = impl_->locate_buffers("broadcast", {"the buffer", data, nbytes}, nullptr, options);
+  if (!buffers.ok()) return buffers.status();
   void* used = data;
-  if (staging->send) {
-    DSGD_RETURN_IF_ERROR(allocate("broadcast", nbytes, staging.value()));
-    used = staging->memory.get();
+  if (buffers->send) {
+    DSGD_RETURN_IF_ERROR(allocate("broadcast", nbytes, buffers.value()));
+    used = buffers->memory.get();
     if (root == place->rank) {
-      staging->fetch = {used, data, nbytes};
+      buffers->fetch = {used, data, nbytes};
     } else {
-      staging->store = {data, used, nbytes};
+      buffers->store = {data, used, nbytes};
     }
   }
-  return impl_->staged(
-      "broadcast", nbytes, options, staging.value(), [=, this](auto done, const CallOptions& given) {
+  return impl_->make_collective(
+      "broadcast", nbytes, options, buffers.value(), [=, this](auto done, const CallOptions& given) {
         impl_->engine().collectives().broadcast(bytes(used, nbytes), dtype, root, done, given);
       });
 }
@@ -194,25 +196,26 @@ Result<Session::Collective> Session::allgather(const void* send, size_t send_nby
   DSGD_RETURN_IF_ERROR(
       check_part("all-gather", "`send`", send_nbytes / dtype_size(dtype), parts.value()[place->rank]));
   const Impl::Buffer to{"`receive`", receive, receive_nbytes};
-  auto staging = impl_->stage("all-gather", {"`send`", send, send_nbytes}, &to, options);
-  if (!staging.ok()) return staging.status();
+  auto buffers = impl_->locate_buffers("all-gather", {"`send`", send, send_nbytes}, &to, options);
+  if (!buffers.ok()) return buffers.status();
   void* all = receive;
   const void* mine = send;
-  if (staging->receive) {
-    DSGD_RETURN_IF_ERROR(allocate("all-gather", receive_nbytes, staging.value()));
-    all = staging->memory.get();
-    staging->store = {receive, all, receive_nbytes};
+  if (buffers->receive) {
+    DSGD_RETURN_IF_ERROR(allocate("all-gather", receive_nbytes, buffers.value()));
+    all = buffers->memory.get();
+    buffers->store = {receive, all, receive_nbytes};
   }
-  if (staging->send) {
+  if (buffers->send) {
     std::byte* const own = own_part(all, parts.value(), place->rank, dtype);
-    staging->fetch = {own, send, send_nbytes};
+    buffers->fetch = {own, send, send_nbytes};
     mine = own;
   }
-  return impl_->staged("all-gather", receive_nbytes, options, staging.value(),
-                       [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
-                         impl_->engine().collectives().allgather(
-                             bytes(mine, send_nbytes), bytes(all, receive_nbytes), parts, dtype, done, given);
-                       });
+  return impl_->make_collective(
+      "all-gather", receive_nbytes, options, buffers.value(),
+      [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
+        impl_->engine().collectives().allgather(bytes(mine, send_nbytes), bytes(all, receive_nbytes), parts,
+                                                dtype, done, given);
+      });
 }
 
 Result<Session::Collective> Session::reduce_scatter(const void* send, size_t send_nbytes, void* receive,
@@ -231,29 +234,29 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
   DSGD_RETURN_IF_ERROR(check_part("reduce-scatter", "`receive`", receive_nbytes / dtype_size(dtype),
                                   parts.value()[place->rank]));
   const Impl::Buffer to{"`receive`", receive, receive_nbytes};
-  auto staging = impl_->stage("reduce-scatter", {"`send`", send, send_nbytes}, &to, options);
-  if (!staging.ok()) return staging.status();
+  auto buffers = impl_->locate_buffers("reduce-scatter", {"`send`", send, send_nbytes}, &to, options);
+  if (!buffers.ok()) return buffers.status();
   const void* all = send;
   void* mine = receive;
-  if (staging->device) {
+  if (buffers->device) {
     DSGD_RETURN_IF_ERROR(
-        allocate("reduce-scatter", staging->send ? send_nbytes : receive_nbytes, staging.value()));
-    void* const memory = staging->memory.get();
-    if (staging->send) {
+        allocate("reduce-scatter", buffers->send ? send_nbytes : receive_nbytes, buffers.value()));
+    void* const memory = buffers->memory.get();
+    if (buffers->send) {
       all = memory;
-      staging->fetch = {memory, send, send_nbytes};
+      buffers->fetch = {memory, send, send_nbytes};
     }
-    if (staging->receive) {
-      mine = staging->send ? own_part(memory, parts.value(), place->rank, dtype) : memory;
-      staging->store = {receive, mine, receive_nbytes};
+    if (buffers->receive) {
+      mine = buffers->send ? own_part(memory, parts.value(), place->rank, dtype) : memory;
+      buffers->store = {receive, mine, receive_nbytes};
     }
   }
-  return impl_->staged("reduce-scatter", send_nbytes, options, staging.value(),
-                       [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
-                         impl_->engine().collectives().reduce_scatter(bytes(all, send_nbytes),
-                                                                      bytes(mine, receive_nbytes), parts,
-                                                                      dtype, reduction, done, given);
-                       });
+  return impl_->make_collective(
+      "reduce-scatter", send_nbytes, options, buffers.value(),
+      [=, this, parts = std::move(parts).value()](auto done, const CallOptions& given) {
+        impl_->engine().collectives().reduce_scatter(bytes(all, send_nbytes), bytes(mine, receive_nbytes),
+                                                     parts, dtype, reduction, done, given);
+      });
 }
 
 Result<std::shared_ptr<Operation>> Session::barrier(Mode mode, const CallOptions& options) {

@@ -112,8 +112,8 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
   return status;
 }
 
-Result<Staging> Session::Impl::stage(const char* operation, const Buffer& send, const Buffer* receive,
-                                     const CallOptions& options) {
+Result<CollectiveBuffers> Session::Impl::locate_buffers(const char* operation, const Buffer& send,
+                                                        const Buffer* receive, const CallOptions& options) {
   const auto bad = [&](const Status& why, const std::string& text) {
     return Status(why.code(), std::string(operation) + ": " + text + why.message()).with_operation(operation);
   };
@@ -128,12 +128,12 @@ Result<Staging> Session::Impl::stage(const char* operation, const Buffer& send, 
   if (!from.ok()) return from.status();
   if (!to.ok()) return to.status();
   const std::string &sender = from.value(), &receiver = to.value();
-  Staging staging;
-  staging.send = !sender.empty();
-  staging.receive = !receiver.empty();
-  if (!staging.send && !staging.receive) {
+  CollectiveBuffers buffers;
+  buffers.send = !sender.empty();
+  buffers.receive = !receiver.empty();
+  if (!buffers.send && !buffers.receive) {
     // An empty buffer may be the one on the GPU.
-    if (!options.stream || send.nbytes == 0 || (receive && receive->nbytes == 0)) return staging;
+    if (!options.stream || send.nbytes == 0 || (receive && receive->nbytes == 0)) return buffers;
     std::string text =
         "a stream is given, but the buffers are host memory, or memory of a GPU that was freed; for host "
         "memory leave `stream` NULL";
@@ -142,23 +142,23 @@ Result<Staging> Session::Impl::stage(const char* operation, const Buffer& send, 
     }
     return wrong(text);
   }
-  if (staging.send && staging.receive && sender != receiver) {
+  if (buffers.send && buffers.receive && sender != receiver) {
     return wrong(std::string(send.name) + " is memory of " + sender + " and " + receive->name +
                  " is memory of " + receiver + "; give both on one GPU");
   }
-  const std::string& name = staging.send ? sender : receiver;
+  const std::string& name = buffers.send ? sender : receiver;
   auto opened = device(name, timeout_of(options));
   if (!opened.ok()) {
-    return bad(opened.status(), (staging.send ? send.name : receive->name) + (" is memory of " + name) +
+    return bad(opened.status(), (buffers.send ? send.name : receive->name) + (" is memory of " + name) +
                                     ", which cannot be used: ");
   }
-  staging.device = std::move(opened).value();
-  auto event = events.take(*staging.device);
+  buffers.device = std::move(opened).value();
+  auto event = events.take(*buffers.device);
   if (!event.ok()) return bad(event.status(), "");
-  staging.after = std::move(event).value();
-  if (Status status = staging.device->record_stream(*staging.after, options.stream); !status.ok())
+  buffers.after = std::move(event).value();
+  if (Status status = buffers.device->record_stream(*buffers.after, options.stream); !status.ok())
     return bad(status, "the stream cannot be used: ");
-  return staging;
+  return buffers;
 }
 
 }  // namespace dsgd

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/metrics/counters.h"
+#include "core/session/collective_buffers.h"
 #include "core/session/retired_buffers.h"
 #include "core/session/session.h"
-#include "core/session/staging.h"
 #include "core/session/worker.h"
 
 namespace dsgd {
@@ -226,13 +226,13 @@ struct Session::Impl {
     const void* data;
     size_t nbytes;
   };
-  Result<Staging> stage(const char* operation, const Buffer& send, const Buffer* receive,
-                        const CallOptions& options);
+  Result<CollectiveBuffers> locate_buffers(const char* operation, const Buffer& send, const Buffer* receive,
+                                           const CallOptions& options);
   // Returns what launches a collective by start(done, options). `options.fetch` copies its input to host
   // memory first; its result is copied to the device before `done`.
   template <typename Start>
-  Collective staged(const char* kind, size_t nbytes, const CallOptions& options, const Staging& staging,
-                    Start start);
+  Collective make_collective(const char* kind, size_t nbytes, const CallOptions& options,
+                             const CollectiveBuffers& buffers, Start start);
   // Gives `use` the bytes of a replica's buffer, part by part. Blocks until the work enqueued before has
   // ended, or step_timeout.
   Status read(const Replica& replica, const std::byte* data, size_t nbytes,

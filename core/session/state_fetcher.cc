@@ -38,7 +38,7 @@ void StateFetcher::stop(std::function<void(const Status&)> then) {
   state_.loop.cancel(timer_);
   sources_.clear();
   entering_ = false;
-  state_.staged_work.when_done(state_.loop.now() + state_.options.step.lease, std::move(then));
+  state_.staging_queue.when_done(state_.loop.now() + state_.options.step.lease, std::move(then));
 }
 
 // The time of dsgd_start is over. stop() cancels this timer, so the start is pending here.
@@ -107,7 +107,7 @@ void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask,
   const auto is_needed = [this, alive = std::weak_ptr(alive_), index, of_ask] {
     return !alive.expired() && is_latest(index, of_ask);
   };
-  state_.staged_work.write(
+  state_.staging_queue.write(
       then_ ? deadline_ : state_.calls.deadline(options_),
       [this, kept, is_needed] { return is_needed() ? take(*kept) : Status(); },
       [this, kept, is_needed, index, asked_in](const Status& taken) {
@@ -161,7 +161,7 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
   }
   if (!then_) return;
   if (asked_in != state_.view() || !answer.whole) return ask(index);
-  state_.staged_work.digest_values(
+  state_.staging_queue.digest_values(
       state_.model, source.begin, source.end,
       state_.in_view([this, alive = std::weak_ptr(alive_), index, of_ask = source.ask,
                       theirs = answer.digest](const Result<uint64_t>& ours) {

@@ -67,7 +67,7 @@ Status StateGiver::begin(const Key& key, const FetchState& question, bool with_s
 // A learner that asks again before the answer is made gets an error, and begins again.
 void StateGiver::answer(const SharedGiven& given, bool last, transport::Responder respond) {
   ++given->next;
-  work_.read(
+  staging_.read(
       [this, given] {
         if (!given->ended.ok()) return Status();
         DeviceContext& context = step_.contexts().front();
@@ -93,13 +93,13 @@ void StateGiver::end_answer(const SharedGiven& given, bool last, const transport
   answer->whole = given->stream.whole();
   given->told_whole = given->told_whole || answer->whole;
   if (!last || !answer->whole) return respond(transport::Message(std::move(*answer)));
-  work_.digest_values(model_, given->stream.begin(), given->stream.end(),
-                      [this, given, answer, respond](const Result<uint64_t>& digest) {
-                        if (answered_with_error(*given, digest.status(), respond)) return;
-                        answer->digest = digest.value();
-                        respond(transport::Message(std::move(*answer)));
-                        erase(not_kept(), [&](const auto& one) { return one.second == given; });
-                      });
+  staging_.digest_values(model_, given->stream.begin(), given->stream.end(),
+                         [this, given, answer, respond](const Result<uint64_t>& digest) {
+                           if (answered_with_error(*given, digest.status(), respond)) return;
+                           answer->digest = digest.value();
+                           respond(transport::Message(std::move(*answer)));
+                           erase(not_kept(), [&](const auto& one) { return one.second == given; });
+                         });
 }
 
 bool StateGiver::gives_to_any_of(const MemberList& view) const {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/model/model.h"
-#include "core/step/staged_work.h"
+#include "core/step/staging_queue.h"
 #include "core/step/state_stream.h"
 #include "core/step/step.h"
 #include "transport/messages.h"
@@ -26,8 +26,8 @@ class StateGiver {
   static constexpr Code kNotNow = Code::kWaitTimeout;  // answer to a learner in no view yet: ask again later
 
   // `fail` is called when a device of this worker has failed.
-  StateGiver(const Model& model, Step& step, StagedWork& work, std::function<void(const Status&)> fail)
-      : model_(model), step_(step), work_(work), fail_(std::move(fail)) {}
+  StateGiver(const Model& model, Step& step, StagingQueue& staging, std::function<void(const Status&)> fail)
+      : model_(model), step_(step), staging_(staging), fail_(std::move(fail)) {}
   // Answers with the next parts of the stream that begins at the question's first element. The first question
   // begins the stream. When the learner has received the whole stream once, a question waits for the next
   // step if there is nothing new. The last question is answered at once. `with_state`: as in StateStream.
@@ -66,7 +66,7 @@ class StateGiver {
 
   const Model& model_;
   Step& step_;
-  StagedWork& work_;
+  StagingQueue& staging_;
   const std::function<void(const Status&)> fail_;
   std::map<Key, SharedGiven> given_;  // those to one worker do not overlap
 };

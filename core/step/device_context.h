@@ -27,7 +27,7 @@ struct DeviceContext {
   std::unique_ptr<device::DeviceEvent> last_use;  // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;
-  // Where the view may change and the device is not the host, for streams of state (staged_work.h).
+  // Where the view may change and the device is not the host, for streams of state (staging_queue.h).
   std::unique_ptr<device::WorkQueue> reader;    // copies values and state to the host
   std::shared_ptr<void> staging, scratch;       // kStagingBytes each: pinned memory of the host, the device's
   std::unique_ptr<device::DeviceEvent> staged;  // behind the last staged work

@@ -1,5 +1,6 @@
-// Collectives with buffers on a device run in host memory: the input is first copied to the host, and the
-// result is copied back when the collective has ended.
+// The buffers of a collective, and the host memory that it uses in their place. Collectives with buffers on a
+// device run in host memory: the input is first copied to the host, and the result is copied back when the
+// collective has ended.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace dsgd {
 
-struct Staging {
+struct CollectiveBuffers {
   std::shared_ptr<device::Device> device;      // null: all buffers are in host memory
   std::shared_ptr<device::DeviceEvent> after;  // the work that the host's stream held at the call
   bool send = false, receive = false;          // on the device

@@ -1,5 +1,5 @@
-// Copies between memory of a device and memory of the host, in pieces, through pinned memory and queues of
-// dsgd's own.
+// Copies the buffers of collectives between a device and the host, in pieces, through pinned memory and
+// queues of dsgd's own.
 //
 // A copy first waits for an event in a stream of the host's. Nothing that touches the device's buffer is
 // enqueued before that, since enqueued work cannot be taken back: a copy that is given up while it waits
@@ -32,7 +32,7 @@ class EventPool {
 };
 
 // Loop only.
-class StagedCopies {
+class BufferCopier {
  public:
   struct Copy {
     std::shared_ptr<Device> device;
@@ -48,9 +48,9 @@ class StagedCopies {
   using Then = std::function<void(const Status&)>;
 
   // `timeout`: for pieces in flight after fail().
-  StagedCopies(transport::Loop& loop, transport::Duration timeout);
-  ~StagedCopies();
-  StagedCopies(const StagedCopies&) = delete;
+  BufferCopier(transport::Loop& loop, transport::Duration timeout);
+  ~BufferCopier();
+  BufferCopier(const BufferCopier&) = delete;
 
   void start(Copy copy, Then then);
   // Ends all copies, and later ones, with `cause`: within `timeout` those with pieces in flight, at once the

@@ -1,4 +1,4 @@
-#include "core/device/staged_copies.h"
+#include "core/device/buffer_copier.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,7 +26,7 @@ const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(
 }  // namespace
 
 // A queue with pinned memory for a few pieces. One copy uses it at a time.
-struct StagedCopies::Lane {
+struct BufferCopier::Lane {
   struct Slot {
     void* pinned = nullptr;
     std::unique_ptr<DeviceEvent> landed;
@@ -45,7 +45,7 @@ struct StagedCopies::Lane {
   static Result<std::shared_ptr<Lane>> make(Device& device);
 };
 
-struct StagedCopies::Lanes {
+struct BufferCopier::Lanes {
   std::shared_ptr<Device> device;
   transport::BoundedCalls calls;  // make lanes, which may wait for the device
   std::vector<std::shared_ptr<Lane>> free, broken;
@@ -55,7 +55,7 @@ struct StagedCopies::Lanes {
   bool supplying = false;
 };
 
-struct StagedCopies::Active {
+struct BufferCopier::Active {
   Copy copy;
   Then then;
   std::shared_ptr<Lane> lane;
@@ -92,13 +92,13 @@ Result<std::shared_ptr<DeviceEvent>> EventPool::take(Device& device) {
   });
 }
 
-// Outlives StagedCopies, since a lane may be finished after it.
-struct StagedCopies::Anchor {
+// Outlives BufferCopier, since a lane may be finished after it.
+struct BufferCopier::Anchor {
   transport::Poster poster;
-  StagedCopies* copies;  // touched on the loop only
+  BufferCopier* copies;  // touched on the loop only
 };
 
-Result<std::shared_ptr<StagedCopies::Lane>> StagedCopies::Lane::make(Device& device) {
+Result<std::shared_ptr<BufferCopier::Lane>> BufferCopier::Lane::make(Device& device) {
   auto lane = std::make_shared<Lane>();
   DSGD_RETURN_IF_ERROR(device.allocate_staging(kSlots * kPiece).into(&lane->pinned));
   DSGD_RETURN_IF_ERROR(device.new_queue().into(&lane->queue));
@@ -111,12 +111,12 @@ Result<std::shared_ptr<StagedCopies::Lane>> StagedCopies::Lane::make(Device& dev
   return lane;
 }
 
-StagedCopies::StagedCopies(transport::Loop& loop, transport::Duration timeout)
+BufferCopier::BufferCopier(transport::Loop& loop, transport::Duration timeout)
     : loop_(loop), timeout_(timeout), waiter_(loop), anchor_(new Anchor{transport::Poster(loop), this}) {}
 
-StagedCopies::~StagedCopies() { close(); }
+BufferCopier::~BufferCopier() { close(); }
 
-void StagedCopies::close() {
+void BufferCopier::close() {
   if (!anchor_->copies) return;
   if (failed_.ok()) failed_ = Status(Code::kClosed, "the session was closed");
   while (!copies_.empty()) {
@@ -128,7 +128,7 @@ void StagedCopies::close() {
   waiter_.close();
 }
 
-void StagedCopies::start(Copy copy, Then then) {
+void BufferCopier::start(Copy copy, Then then) {
   if (!failed_.ok()) return then(failed_);
   const auto active = std::make_shared<Active>();
   active->copy = std::move(copy);
@@ -140,21 +140,21 @@ void StagedCopies::start(Copy copy, Then then) {
   supply(lanes);
 }
 
-void StagedCopies::fail(const Status& cause) {
+void BufferCopier::fail(const Status& cause) {
   if (!failed_.ok()) return;
   failed_ = cause;
   for (const ActivePtr& copy : std::list<ActivePtr>(copies_))
     if (!copy->ended) give_up(copy, cause, timeout_);
 }
 
-void StagedCopies::when_idle(std::function<void()> then) {
+void BufferCopier::when_idle(std::function<void()> then) {
   if (copies_.empty()) return then();
   idle_ = std::move(then);
 }
 
 // ---- lanes
 
-StagedCopies::Lanes& StagedCopies::lanes_of(const std::shared_ptr<Device>& device) {
+BufferCopier::Lanes& BufferCopier::lanes_of(const std::shared_ptr<Device>& device) {
   auto& lanes = lanes_[device.get()];
   if (!lanes) {
     lanes = std::make_unique<Lanes>();
@@ -165,7 +165,7 @@ StagedCopies::Lanes& StagedCopies::lanes_of(const std::shared_ptr<Device>& devic
 
 // Gives free lanes to waiting copies. Then makes lanes until one is spare or kLanes are usable. The spare one
 // is made early, because making it may take until the stream that blocks the others goes on.
-void StagedCopies::supply(Lanes& lanes) {
+void BufferCopier::supply(Lanes& lanes) {
   if (std::exchange(lanes.supplying, true)) return;
   while (!lanes.waiting.empty() && !lanes.free.empty()) {
     const ActivePtr copy = lanes.waiting.front();
@@ -182,7 +182,7 @@ void StagedCopies::supply(Lanes& lanes) {
 
 // On a thread: an allocation of pinned memory may wait for all that the device does, and must not hold up the
 // loop. The first lane comes with its spare.
-void StagedCopies::make_lanes(Lanes& lanes) {
+void BufferCopier::make_lanes(Lanes& lanes) {
   const size_t count = lanes.made ? 1 : 2;
   lanes.coming += count;
   lanes.calls.run({}, [anchor = anchor_, key = lanes.device.get(), device = lanes.device, count] {
@@ -219,7 +219,7 @@ void StagedCopies::make_lanes(Lanes& lanes) {
   });
 }
 
-void StagedCopies::put_back(const std::shared_ptr<Lane>& lane) {
+void BufferCopier::put_back(const std::shared_ptr<Lane>& lane) {
   if (lane->waits > 0) return;  // until the device has done what is enqueued
   for (Lane::Slot& slot : lane->slots) slot.state = Lane::Slot::kIdle;
   Lanes& lanes = *lane->lanes;
@@ -230,7 +230,7 @@ void StagedCopies::put_back(const std::shared_ptr<Lane>& lane) {
 
 // ---- copies
 
-void StagedCopies::begin(const ActivePtr& copy) {
+void BufferCopier::begin(const ActivePtr& copy) {
   const std::shared_ptr<Lane> lane = copy->lane;
   auto passed = copy->copy.after->done();
   if (!passed.ok()) return end(copy, passed.status());
@@ -252,7 +252,7 @@ void StagedCopies::begin(const ActivePtr& copy) {
 }
 
 // Without recursion, since pieces may land within the calls below.
-void StagedCopies::advance(const ActivePtr& copy) {
+void BufferCopier::advance(const ActivePtr& copy) {
   if (std::exchange(copy->advancing, true)) return;
   for (bool again = true; again;) {
     again = false;
@@ -264,7 +264,7 @@ void StagedCopies::advance(const ActivePtr& copy) {
 }
 
 // Ends a piece that has landed, and begins another. Returns whether that has landed already.
-bool StagedCopies::next_piece(const ActivePtr& active, size_t index) {
+bool BufferCopier::next_piece(const ActivePtr& active, size_t index) {
   const std::shared_ptr<Lane> lane = active->lane;
   Lane::Slot& slot = lane->slots[index];
   Copy& copy = active->copy;
@@ -301,7 +301,7 @@ bool StagedCopies::next_piece(const ActivePtr& active, size_t index) {
   return slot.state == Lane::Slot::kLanded;
 }
 
-void StagedCopies::time_out(const ActivePtr& copy) {
+void BufferCopier::time_out(const ActivePtr& copy) {
   copy->timer = 0;
   const Copy& late = copy->copy;
   const std::string& device = copy->device();
@@ -318,7 +318,7 @@ void StagedCopies::time_out(const ActivePtr& copy) {
   give_up(copy, Status(Code::kTimeout, why), kLastPiece);
 }
 
-void StagedCopies::give_up(const ActivePtr& copy, const Status& cause, transport::Duration timeout) {
+void BufferCopier::give_up(const ActivePtr& copy, const Status& cause, transport::Duration timeout) {
   if (copy->busy == 0) return end(copy, cause);
   if (copy->cause.ok()) copy->cause = cause;
   if (copy->timer) loop_.cancel(copy->timer);
@@ -331,7 +331,7 @@ void StagedCopies::give_up(const ActivePtr& copy, const Status& cause, transport
   });
 }
 
-void StagedCopies::end(const ActivePtr& copy, const Status& status) {
+void BufferCopier::end(const ActivePtr& copy, const Status& status) {
   if (std::exchange(copy->ended, true)) return;
   if (copy->timer) loop_.cancel(std::exchange(copy->timer, 0));
   copies_.remove(copy);

@@ -1,6 +1,6 @@
-// Copies between the replicas' devices and streams of state (state_stream.h), beside the steps. They use the
-// contexts' staging memory, so one piece of work runs at a time. Where no device takes part it is done at
-// once.
+// A queue of work that uses the contexts' staging memory beside the steps: copies between the replicas'
+// devices and streams of state (state_stream.h). One piece of work runs at a time. Where no device takes part
+// it is done at once.
 //
 // Reads use the context's `reader`, since the queue of the steps may be waiting for a result of the host.
 // Those of state follow the last update of a step (DeviceContext::reached), and the next update follows them
@@ -20,12 +20,12 @@
 namespace dsgd {
 
 // Loop only.
-class StagedWork {
+class StagingQueue {
  public:
   using Enqueue = std::function<Status()>;
   using Then = std::function<void(const Status&)>;
 
-  StagedWork(transport::Loop& loop, Step& step) : step_(step), waiter_(loop) {}
+  StagingQueue(transport::Loop& loop, Step& step) : step_(step), waiter_(loop) {}
   // Calls `enqueue` when all earlier work has ended, and `then` when the devices have done what it has
   // enqueued, when that has failed, or after the deadline. The staging memory may still be in use then, so
   // the session must fail. Either may be called within this call. read() waits for the first context's

@@ -1,4 +1,4 @@
-#include "core/step/staged_work.h"
+#include "core/step/staging_queue.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace dsgd {
 
-void StagedWork::run(Work work) {
+void StagingQueue::run(Work work) {
   waiting_.push_back(std::move(work));
   run_waiting();
 }
 
 // The functions that it calls may add work.
-void StagedWork::run_waiting() {
+void StagingQueue::run_waiting() {
   if (std::exchange(running_, true)) return;
   while (!busy_ && !waiting_.empty()) {
     busy_ = true;
@@ -38,7 +38,7 @@ void StagedWork::run_waiting() {
   running_ = false;
 }
 
-void StagedWork::wait(const Work& work, Then then) {
+void StagingQueue::wait(const Work& work, Then then) {
   std::vector<DeviceContext*> devices;
   for (DeviceContext& context : step_.contexts()) {
     if (!context.is_host()) devices.push_back(&context);
@@ -52,13 +52,13 @@ void StagedWork::wait(const Work& work, Then then) {
   }
 }
 
-void StagedWork::fail(const Status& why) {
+void StagingQueue::fail(const Status& why) {
   const std::deque<Work> waiting = std::exchange(waiting_, {});
   waiter_.fail(why);
   for (const Work& work : waiting) work.then(why);
 }
 
-struct StagedWork::Digest {
+struct StagingQueue::Digest {
   struct Part {
     uint32_t parameter;
     uint64_t begin;
@@ -81,8 +81,8 @@ struct StagedWork::Digest {
 };
 
 // Values on the host are read where they are; others by way of the staging memory, which bounds a part.
-void StagedWork::digest_values(const Model& model, uint64_t begin, uint64_t end,
-                               std::function<void(Result<uint64_t>)> then) {
+void StagingQueue::digest_values(const Model& model, uint64_t begin, uint64_t end,
+                                 std::function<void(Result<uint64_t>)> then) {
   const auto digest = std::make_shared<Digest>(model, std::move(then));
   DeviceContext& context = step_.contexts().front();
   for_ranges(model, begin, end, [&](const Parameter& parameter, uint64_t from, uint64_t to) {
@@ -96,7 +96,7 @@ void StagedWork::digest_values(const Model& model, uint64_t begin, uint64_t end,
       [this, digest](const Status& status) { status.ok() ? digest_next(digest) : digest->then(status); });
 }
 
-void StagedWork::digest_next(const std::shared_ptr<Digest>& digest) {
+void StagingQueue::digest_next(const std::shared_ptr<Digest>& digest) {
   if (digest->next == digest->parts.size()) return digest->then(digest->digest.result());
   const Digest::Part part = digest->parts[digest->next++];
   read(
