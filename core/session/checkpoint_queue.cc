@@ -3,6 +3,8 @@
 #include <new>
 #include <string>
 
+#include "core/base/once.h"
+
 namespace dsgd {
 
 CheckpointQueue::CheckpointQueue(transport::Loop& loop, std::function<bool(const CheckpointCall&)> may_begin)
@@ -52,12 +54,11 @@ void CheckpointQueue::fail(const Status& why, const std::function<bool(const Che
 }
 
 void CheckpointQueue::on_files(const SharedCall& call, std::function<Status()> work, Done then) {
-  const auto once = std::make_shared<Done>(std::move(then));
-  const Done finish = [this, once, call](const Status& status) {
-    if (!*once || call != present_) return;
+  const Done finish = once([this, call, then = std::move(then)](const Status& status) {
+    if (call != present_) return;
     loop_.cancel(file_timer_);
-    std::exchange(*once, nullptr)(status);
-  };
+    then(status);
+  });
   file_timer_ = loop_.schedule(call->deadline, [finish, call] {
     finish(Status(Code::kTimeout, std::string(kind_name(call->kind)) + " has not ended within " +
                                       call->limit + ": the disk of '" + call->folder + "' has not answered"));

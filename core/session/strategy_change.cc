@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/join.h"
+#include "core/base/once.h"
 #include "core/base/text.h"
 #include "core/collectives/direct.h"
 #include "core/session/signature.h"
@@ -47,9 +48,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
   if (Status status = state_.admit_call(); !status.ok()) return done(status);
   done = state_.begin_change(std::move(done));
   const std::shared_ptr<Call> call = state_.calls.begin(&done, options);
-  done = [host = std::make_shared<Done>(std::move(done))](const Status& status) {
-    if (const Done end = std::exchange(*host, nullptr)) end(status);  // null: it has timed out in a new view
-  };
+  done = once(std::move(done));  // it may time out in a new view before it ends
   auto planned = state_.plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);
   const Status unusable = planned.status();
