@@ -32,9 +32,7 @@ Result<std::shared_ptr<Session>> Session::make(const Config& config,
   impl.devices_found = config.text("devices") == "auto";
   auto algorithm = impl.strategies.algorithm(config.text("algorithm"));
   if (!algorithm.ok()) return algorithm.status();
-  auto strategy = impl.find_strategy(config.text("strategy"), "");
-  if (!strategy.ok()) return strategy.status();
-  impl.strategy = strategy.value();
+  DSGD_RETURN_IF_ERROR(impl.find_strategy(config.text("strategy"), "").into(&impl.strategy));
   DSGD_RETURN_IF_ERROR(Optimizer::make("sgd", "").into(&impl.model.optimizer));
   impl.model.loss_scale.configure(config.text("loss_scale"));
   if (auto notifier = impl.environment->new_notifier(); notifier.ok())

@@ -176,11 +176,9 @@ Result<Replica*> Session::add_replica(const std::string& device) {
     name = devices.value()[index];
     impl_->devices_taken = true;
   }
-  auto opened = impl_->device(name);
-  if (!opened.ok()) return opened.status();
   auto replica = std::make_unique<Replica>();
+  DSGD_RETURN_IF_ERROR(impl_->device(name).into(&replica->device));
   replica->index = static_cast<uint32_t>(model.replicas.size());
-  replica->device = std::move(opened).value();
   model.replicas.push_back(std::move(replica));
   model.weights.push_back(-1);
   model.bindings.emplace_back(model.parameters.size());
@@ -327,11 +325,8 @@ Status Session::set_optimizer(const std::string& name, const std::string& option
     return Status(Code::kState,
                   "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
   }
-  auto optimizer = Optimizer::make(name, options);
-  if (!optimizer.ok()) return optimizer.status();
   std::lock_guard lock(impl_->model_mutex);
-  impl_->model.optimizer = std::move(optimizer).value();
-  return {};
+  return Optimizer::make(name, options).into(&impl_->model.optimizer);
 }
 
 Status Session::set_learning_rate(double rate) {

@@ -84,11 +84,9 @@ Status Worker::setup() {
   solo_ = config_.integer("num_workers") == 1 && config_.text("head").empty();
   if (!solo_) {
     DSGD_RETURN_IF_ERROR(check_head());
-    if (Status status = use_tls(environment_, config_, log_); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(use_tls(environment_, config_, log_));
   }
-  auto network = environment_.new_network("dsgd-comm", config_.size("receive_memory"));
-  if (!network.ok()) return network.status();
-  network_ = std::move(network).value();
+  DSGD_RETURN_IF_ERROR(environment_.new_network("dsgd-comm", config_.size("receive_memory")).into(&network_));
   network_->set_checksum(checksum_of(config_));
   trace_ = std::make_unique<metrics::Trace>(static_cast<size_t>(config_.integer("trace_spans")));
   EngineOptions options = engine_options(config_, algorithm_);
@@ -159,17 +157,12 @@ MeshOptions Worker::mesh_options() {
 
 Status Worker::prepare() {
   if (solo_) return {};
-  auto heartbeat = environment_.new_network("dsgd-heart", 1 << 20);
-  if (!heartbeat.ok()) return heartbeat.status();
-  heartbeat_network_ = std::move(heartbeat).value();
+  DSGD_RETURN_IF_ERROR(environment_.new_network("dsgd-heart", 1 << 20).into(&heartbeat_network_));
   heartbeat_network_->set_checksum(checksum_of(config_));
 
-  if (may_embed_head()) {
-    Status status = embed_head();
-    if (!status.ok()) return status;
-  }
-  Status status = check_descriptors(environment_, config_.integer("max_workers"), head_ != nullptr, true);
-  if (!status.ok()) return status;
+  if (may_embed_head()) DSGD_RETURN_IF_ERROR(embed_head());
+  DSGD_RETURN_IF_ERROR(
+      check_descriptors(environment_, config_.integer("max_workers"), head_ != nullptr, true));
   return head_ && !listens_apart() ? Status() : listen_for_peers();
 }
 

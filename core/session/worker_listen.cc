@@ -124,9 +124,7 @@ Status Worker::listen_for_peers() {
       std::make_unique<Admission>(heartbeat_network_->loop(), config_.text("job"), config_.text("token"),
                                   Admission::Route{}, Admission::Route{network_.get(), &mesh_->peers}, log_);
   admission_->accept_probes(heartbeat_network_.get());
-  auto listener = listen_in_range(address);
-  if (!listener.ok()) return listener.status();
-  listener_ = std::move(listener).value();
+  DSGD_RETURN_IF_ERROR(listen_in_range(address).into(&listener_));
   log_->info("peers reach this worker at " + listener_->address() + ": " + why);
   return {};
 }

@@ -6,10 +6,8 @@
 namespace dsgd {
 
 Result<DeviceContext> open_context(std::shared_ptr<device::Device> device) {
-  auto queue = device->new_queue();
-  if (!queue.ok()) return queue.status();
   DeviceContext context;
-  context.queue = std::move(queue).value();
+  DSGD_RETURN_IF_ERROR(device->new_queue().into(&context.queue));
   for (auto* event : {&context.enqueued, &context.reached, &context.last_use})
     DSGD_RETURN_IF_ERROR(device->new_event().into(event));
   context.device = std::move(device);

@@ -160,18 +160,16 @@ Status UntrainedValues::write() {
                                  : context.queue->copy(value, staging_[r][p].get(), parameter.nbytes());
       };
       for (uint32_t p : mean_due_) {
-        Status status = give(p, [&](const Parameter& parameter, std::byte* value) {
+        DSGD_RETURN_IF_ERROR(give(p, [&](const Parameter& parameter, std::byte* value) {
           divide_to(parameter.dtype, value, sums, parameter.count, state_.total_weight);
           sums += parameter.count;
-        });
-        if (!status.ok()) return status;
+        }));
       }
       for (uint32_t p : first_due_) {
-        Status status = give(p, [&](const Parameter& parameter, std::byte* value) {
+        DSGD_RETURN_IF_ERROR(give(p, [&](const Parameter& parameter, std::byte* value) {
           if (parameter.nbytes() > 0) std::memcpy(value, values, parameter.nbytes());
           values += parameter.nbytes();
-        });
-        if (!status.ok()) return status;
+        }));
       }
     }
   }

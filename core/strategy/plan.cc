@@ -120,9 +120,7 @@ Result<Plan> make_plan(const std::vector<PlanParameter>& parameters, const Strat
         }
         std::vector<int32_t> owners = {0};
         if (owners_of) {
-          auto given = owners_of({index, parameter.name, begin, count, begin / range});
-          if (!given.ok()) return given.status();
-          owners = std::move(given).value();
+          DSGD_RETURN_IF_ERROR(owners_of({index, parameter.name, begin, count, begin / range}).into(&owners));
           const int32_t owner = owners.front();
           if (owner < 0 || owner >= options.workers) {
             return Status(Code::kInvalidArgument,

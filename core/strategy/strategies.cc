@@ -116,12 +116,8 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
     spec.copies = default_copies;
     words->integer("copies", &spec.copies, 1, kMostCopies);
   }
-  Status status = words->finish();
-  if (!status.ok()) return status;
-  if (!spec.traits().takes_algorithm) return spec;
-  auto choice = this->algorithm(algorithm);
-  if (!choice.ok()) return choice.status();
-  spec.algorithm = choice.value();
+  DSGD_RETURN_IF_ERROR(words->finish());
+  if (spec.traits().takes_algorithm) DSGD_RETURN_IF_ERROR(this->algorithm(algorithm).into(&spec.algorithm));
   return spec;
 }
 
