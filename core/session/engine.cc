@@ -17,7 +17,7 @@ Status nobody_puts() {
       "the sessions are closed");
 }
 
-constexpr const char* kCommunication = "what its communication needs";
+constexpr char kExhausted[] = "no memory for what its communication needs";
 
 }  // namespace
 
@@ -31,7 +31,7 @@ Engine::Engine(transport::Loop& loop, Model& model, EngineOptions options, std::
       strategy_change_(state_, placement_),
       checkpoints_(state_),
       copier_(state_, objects_, start_, fetcher_),
-      exhausted_(Code::kNoMemory, std::string("no memory for ") + kCommunication),
+      exhausted_(Code::kNoMemory, kExhausted),
       last_step_(loop, state_.options.step.lease, log,
                  [this](transport::Time reported) { return verdict_due_(reported); }),
       last_values_(model) {
@@ -54,11 +54,6 @@ bool Engine::idle() const {
          !(state_.mesh && state_.giver.gives_to_any_of(state_.mesh->members().view().members));
 }
 
-Status Engine::no_memory(const std::string& what) const {
-  return Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": no memory for " + what)
-      .with_rank(rank());
-}
-
 // Once the steps have ended, the call takes no number on any worker.
 void Engine::reject_call(const std::string& name, const Status& why) {
   if (state_.torn.ok()) state_.reject_next_call(0, name, why);
@@ -68,7 +63,8 @@ Status Engine::open(const transport::JoinReply& view) {
   Status status = state_.mesh ? state_.mesh->open(view) : Status();
   if (view.members.size() == 1 && !state_.options.views_change)
     use_mesh(nullptr);  // this worker is the whole job
-  exhausted_ = no_memory(kCommunication);
+  exhausted_ =
+      Status(Code::kNoMemory, "rank " + std::to_string(rank()) + ": " + kExhausted).with_rank(rank());
   return status;
 }
 

@@ -249,13 +249,7 @@ class Engine final : public SessionEvents {
   bool has_last_step() const;  // that others could repeat
   void ask_for_last_step();    // unless the workers of the view have yet to agree
 
-  // The workers for which await_last_step() waits, and those for which the call of this number waits, in
-  // which the workers of a view agree on its state.
-  WaitReport last_step_report() const;
-  WaitReport agreement_report(uint64_t call) const;
-
   // Failures.
-  Status no_memory(const std::string& what) const;
   // Ends the start, and all calls, copies, objects, checkpoints and streams of state that wait.
   void end_waits(const Status& why);
   void await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent = false);

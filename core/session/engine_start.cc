@@ -40,7 +40,7 @@ void Engine::learn() {
   if (Status followed = state_.follow_default_streams(); !followed.ok()) return fail_start(followed);
   auto plan = state_.plan_of(start_.strategy());
   if (!plan.ok()) return enter_();
-  state_.total_replicas = static_cast<uint32_t>(state_.model.replicas.size());
+  state_.step.set_replicas(static_cast<uint32_t>(state_.model.replicas.size()));
   if (Status applied = state_.apply_plan(std::move(plan).value()); !applied.ok()) return;
   fetcher_->begin(digest_of(state_.signature(start_.strategy().describe(), false)), start_.options());
 }

@@ -114,7 +114,6 @@ Result<Plan> EngineState::plan_of(const StrategySpec& strategy, bool frozen_too)
 }
 
 Status EngineState::apply_plan(Plan plan) {
-  step.set_replicas(total_replicas);
   Status status = step.set_plan(std::move(plan), strategy_version);
   if (!status.ok()) fail(status, true);
   return status;
@@ -177,22 +176,17 @@ Result<HostValues> EngineState::host_values(bool filled, bool trained) {
   for (size_t p = 0; p < model.parameters.size(); ++p) {
     std::byte* value = model.bindings[0][p].value;
     const size_t nbytes = model.parameters[p]->nbytes();
-    if (model.parameters[p]->trained && !trained) {
-      values.emplace_back();
-      continue;
-    }
+    values.emplace_back();
+    if (model.parameters[p]->trained && !trained) continue;
     if (in_place) {
-      values.push_back({std::shared_ptr<void>(), value});  // the host's own
+      values.back() = {std::shared_ptr<void>(), value};  // the host's own
       continue;
     }
-    auto made = staging.allocate_staging(nbytes);
-    if (!made.ok()) return made.status();
-    values.push_back(std::move(made).value());
+    DSGD_RETURN_IF_ERROR(staging.allocate_staging(nbytes).into(&values.back()));
     if (!filled || nbytes == 0) continue;
     for (DeviceContext& context : step.contexts()) {
-      if (context.device != first.device) continue;
-      Status status = context.queue->copy(values.back().get(), value, nbytes);
-      if (!status.ok()) return status;
+      if (context.device == first.device)
+        DSGD_RETURN_IF_ERROR(context.queue->copy(values.back().get(), value, nbytes));
     }
   }
   return values;
@@ -203,9 +197,8 @@ Status EngineState::spread_values(const HostValues& values) {
     for (uint32_t r : context.replicas) {
       for (size_t p = 0; p < model.parameters.size(); ++p) {
         if (!values[p]) continue;
-        Status status =
-            context.queue->copy(model.bindings[r][p].value, values[p].get(), model.parameters[p]->nbytes());
-        if (!status.ok()) return status;
+        DSGD_RETURN_IF_ERROR(
+            context.queue->copy(model.bindings[r][p].value, values[p].get(), model.parameters[p]->nbytes()));
       }
     }
   }

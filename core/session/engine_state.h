@@ -87,7 +87,6 @@ struct EngineState {
   uint64_t applied_change = 0;    // number of the last of these calls that has succeeded
   std::optional<PreparedChange> prepared;
   std::optional<uint64_t> joined_at;  // the first step of a worker that has joined the running job
-  uint32_t total_replicas = 1;        // of all workers
   StepResult last_result;             // of the last step that succeeded
   bool compared = false;              // the last step has compared all values
 

@@ -136,7 +136,10 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
 void Engine::report() {
   // Uses a call number above all host calls, different in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
-  agreement_watch_ = state_.stalls.begin([this, number = call->number] { return agreement_report(number); });
+  agreement_watch_ = state_.stalls.begin([this, number = call->number] {
+    const Operations::WaitedPeers peers = state_.mesh->operations.waited_peers(number);
+    return state_.report_of(peers.ranks, peers.name, "not sent its report or its state");
+  });
   send_report(call);
 }
 
@@ -198,11 +201,10 @@ void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& e
   }
   const ViewReport& source = reports.value()[static_cast<size_t>(decision.source)];
   checkpoints_.take_reports(reports.value());
-  state_.total_replicas = decision.replicas;
+  state_.step.set_replicas(decision.replicas);
   if (Status dealt = deal_samples(reports.value(), source.outcome.all_done); !dealt.ok())
     return fail(dealt, !state_.learner);
   if (state_.started) {
-    state_.step.set_replicas(state_.total_replicas);
     auto plan = state_.plan_of(state_.step.strategy());
     Status planned = plan.status();
     if (planned.ok()) planned = state_.step.change_plan(std::move(plan).value());
@@ -322,7 +324,9 @@ bool Engine::has_last_step() const {
 void Engine::await_last_step(transport::Time deadline, std::function<void(const Status&)> then) {
   if (state_.failure.code() == Code::kEvicted) return then(state_.failure);
   if (!has_last_step()) return then({});
-  const uint64_t watch = state_.stalls.begin([this] { return last_step_report(); });
+  const uint64_t watch = state_.stalls.begin([this] {
+    return state_.report_of(last_step_.missing(), "dsgd_close", "not completed the last step of this worker");
+  });
   last_step_.await(state_.next_step, deadline, [this, watch, then = std::move(then)] {
     state_.stalls.end(watch);
     then(state_.failure.ok() ? state_.torn : state_.failure);

@@ -57,15 +57,6 @@ WaitReport EngineState::wait_report(uint64_t call) const {
           peers.ranks};
 }
 
-WaitReport Engine::last_step_report() const {
-  return state_.report_of(last_step_.missing(), "dsgd_close", "not completed the last step of this worker");
-}
-
-WaitReport Engine::agreement_report(uint64_t call) const {
-  const Operations::WaitedPeers peers = state_.mesh->operations.waited_peers(call);
-  return state_.report_of(peers.ranks, peers.name, "not sent its report or its state");
-}
-
 transport::Progress Engine::progress() const {
   using Activity = transport::Progress::Activity;
   transport::Progress progress;

@@ -38,7 +38,7 @@ void Start::run() {
   const uint32_t replicas = static_cast<uint32_t>(state_.model.replicas.size());
   const uint32_t gpus = static_cast<uint32_t>(teams_.gpus().size());
   if (!state_.mesh) {
-    state_.total_replicas = replicas;
+    state_.step.set_replicas(replicas);
     return form_teams(call, mine.plan, {gpus}, done);
   }
   const transport::StartHeader header{digest_of(mine.signature), mine.signature.size(), replicas, gpus};
@@ -55,16 +55,17 @@ void Start::on_headers(const SharedCall& call, const Own& mine, const Calls::Par
   bool equal = true;
   std::vector<uint32_t> gpus_of;
   transport::StartHeader first;
-  state_.total_replicas = 0;
+  uint32_t replicas = 0;
   for (size_t rank = 0; rank < encoded.size(); ++rank) {
     auto theirs = transport::decode_start_header(encoded[rank]);
     if (!theirs.ok()) return done(state_.other_version(static_cast<int32_t>(rank), theirs.status()));
     if (rank == 0) first = theirs.value();
     equal =
         equal && theirs->signature == first.signature && theirs->signature_length == first.signature_length;
-    state_.total_replicas += theirs->replicas;
+    replicas += theirs->replicas;
     gpus_of.push_back(theirs->gpus);
   }
+  state_.step.set_replicas(replicas);
   if (!equal) return compare_signatures(call, mine.signature, first.signature_length, done);
   if (!mine.unusable.ok()) return done(mine.unusable);
   form_teams(call, mine.plan, std::move(gpus_of), done);
