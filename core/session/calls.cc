@@ -34,12 +34,11 @@ std::shared_ptr<Call> Calls::make(uint64_t number, const CallOptions& options) c
 
 std::shared_ptr<Call> Calls::begin(Done* done, const CallOptions& options) {
   const uint64_t number = take(options.channel);
-  const uint64_t watch = stalls_.begin([this, number] { return report_(number); });
-  *done = [this, number, watch, done = std::move(*done)](const Status& status) {
-    stalls_.end(watch);
-    if (mesh_) mesh_->operations.end_call(number, status);
-    done(status);
-  };
+  *done = stalls_.watch([this, number] { return report_(number); },
+                        [this, number, done = std::move(*done)](const Status& status) {
+                          if (mesh_) mesh_->operations.end_call(number, status);
+                          done(status);
+                        });
   return make(number, options);
 }
 

@@ -92,11 +92,8 @@ void Checkpoints::load(const std::string& folder, Done done, const CallOptions& 
   if (checkpoint->follows && state_.rank() > 0) {
     state_.log->info(
         "dsgd_checkpoint_load waits for the next call of the other workers, and loads if they load");
-    const uint64_t watch = state_.stalls.begin([this, its = checkpoint.get()] { return wait_report(*its); });
-    checkpoint->done = [this, watch, done = std::move(checkpoint->done)](const Status& status) {
-      state_.stalls.end(watch);
-      done(status);
-    };
+    checkpoint->done = state_.stalls.watch([this, its = checkpoint.get()] { return wait_report(*its); },
+                                           std::move(checkpoint->done));
   }
   queue_.add(checkpoint, [this](const auto& load) { start_load(load); });
 }
@@ -239,26 +236,20 @@ Status Checkpoints::make_targets(CheckpointCall* checkpoint) {
   const std::vector<size_t> states = states_by_parameter();
   checkpoint->states.resize(states.size());
   for (const auto& parameter : state_.model.parameters) {
-    auto value = staging.allocate_staging(parameter->nbytes());
-    if (!value.ok()) return value.status();
-    checkpoint->values.push_back(std::move(value).value());
-    for (size_t s = 0; s < states[parameter->index]; ++s) {
-      auto state = untouched_memory(parameter->state_nbytes());
+    const uint32_t p = parameter->index;
+    const std::vector<std::pair<uint64_t, uint64_t>> all = {{0, parameter->count}};
+    Memory& value = checkpoint->values.emplace_back();
+    DSGD_RETURN_IF_ERROR(staging.allocate_staging(parameter->nbytes()).into(&value));
+    checkpoint->targets[{parameter->name, ""}] = {parameter->dtype, parameter->count, true, bytes(value),
+                                                  all};
+    for (size_t s = 0; s < states[p]; ++s) {
+      const Memory state = untouched_memory(parameter->state_nbytes());
       if (!state)
         return Status(Code::kNoMemory, "no memory for " + std::to_string(parameter->state_nbytes()) +
                                            " bytes of optimizer state");
-      checkpoint->states[parameter->index].push_back(std::move(state));
-    }
-  }
-  for (const auto& parameter : state_.model.parameters) {
-    const uint32_t p = parameter->index;
-    const std::vector<std::pair<uint64_t, uint64_t>> all = {{0, parameter->count}};
-    checkpoint->targets[{parameter->name, ""}] = {parameter->dtype, parameter->count, true,
-                                                  static_cast<std::byte*>(checkpoint->values[p].get()), all};
-    for (size_t s = 0; s < states[p]; ++s) {
+      checkpoint->states[p].push_back(state);
       checkpoint->targets[{parameter->name, state_name(*state_.model.optimizer, static_cast<int32_t>(s))}] = {
-          wide(parameter->dtype), parameter->count, false,
-          static_cast<std::byte*>(checkpoint->states[p][s].get()),
+          wide(parameter->dtype), parameter->count, false, bytes(state),
           at_owner ? owned_ranges(owners.value(), p, state_.rank(), true) : all};
     }
   }

@@ -140,28 +140,20 @@ void Engine::report_non_finite(const StepResult& result) {
 
 // ---- objects
 
-uint64_t Engine::watch_object(const char* operation, const std::string& name) {
-  return state_.stalls.begin(
-      [this, operation, name] { return WaitReport{waiting_for_object(operation, name)}; });
-}
-
-Engine::Done Engine::watched(const char* operation, const std::string& name, Done done) {
-  return [this, watch = watch_object(operation, name), done = std::move(done)](const Status& status) {
-    state_.stalls.end(watch);
-    done(status);
-  };
+StallWatch::Ask Engine::object_report(const char* operation, const std::string& name) const {
+  return [this, operation, name] { return WaitReport{waiting_for_object(operation, name)}; };
 }
 
 void Engine::put_object(const std::string& name, SharedObject object, Done done, const CallOptions& options) {
   if (Status status = admit_call(); !status.ok()) return done(status);
   objects_.put(name, std::move(object), object_deadline(options),
-               watched(Objects::kPut, name, std::move(done)));
+               state_.stalls.watch(object_report(Objects::kPut, name), std::move(done)));
 }
 
 void Engine::delete_object(const std::string& name, Done done, const CallOptions& options) {
   if (Status status = admit_call(); !status.ok()) return done(status);
   objects_.delete_everywhere(name, object_deadline(options),
-                             watched(Objects::kDelete, name, std::move(done)));
+                             state_.stalls.watch(object_report(Objects::kDelete, name), std::move(done)));
 }
 
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
@@ -175,7 +167,7 @@ uint64_t Engine::get_object(const std::string& name, std::function<void(Result<S
     }
   }
   const auto timer = std::make_shared<transport::TimerId>(0);
-  const uint64_t watch = watch_object(Objects::kGet, name);
+  const uint64_t watch = state_.stalls.begin(object_report(Objects::kGet, name));
   const uint64_t ticket =
       objects_.get(name, [this, timer, watch, done = std::move(done)](Result<SharedObject> object) {
         state_.loop.cancel(*timer);

@@ -217,10 +217,8 @@ class Engine final : public SessionEvents {
     Status why;
     std::vector<std::pair<int32_t, uint64_t>> departures;  // that came after it
   };
-  // Warns of an object's call that does not end. Returns a ticket for StallWatch::end().
-  uint64_t watch_object(const char* operation, const std::string& name);
-  // Warns in the same way until the returned function is called, which calls `done`.
-  Done watched(const char* operation, const std::string& name, Done done);
+  // Returns what a call about an object waits for, for StallWatch.
+  StallWatch::Ask object_report(const char* operation, const std::string& name) const;
   Objects::Deadline object_deadline(const CallOptions& options = {}) const {
     return {state_.calls.deadline(options), state_.calls.deadline_setting(options)};
   }

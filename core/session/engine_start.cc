@@ -11,12 +11,8 @@ namespace dsgd {
 
 void Engine::start(const StrategySpec& strategy, Done done, const CallOptions& options) {
   if (!state_.failure.ok()) return done(state_.failure);
-  const uint64_t watch = state_.stalls.begin([this] { return state_.wait_report(start_.call()); });
-  const auto ended = [this, watch, done = std::move(done)](const Status& status) {
-    state_.stalls.end(watch);
-    done(status);
-  };
-  start_.begin(strategy, ended, options);
+  const auto report = [this] { return state_.wait_report(start_.call()); };
+  start_.begin(strategy, state_.stalls.watch(report, std::move(done)), options);
   if (outside_view()) {  // what an earlier dsgd_start has enqueued ends first
     return state_.step.when_devices_done(waiter_, [this](const Status& devices_done) {
       if (!state_.failure.ok()) return;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/log.h"
@@ -28,6 +29,13 @@ class StallWatch {
   StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log);
   uint64_t begin(Ask ask);  // returns a ticket for end()
   void end(uint64_t ticket) { open_.erase(ticket); }
+  // Watches a call until it ends: returns a callback for its end, which passes it on to `done`.
+  std::function<void(const Status&)> watch(Ask ask, std::function<void(const Status&)> done) {
+    return [this, ticket = begin(std::move(ask)), done = std::move(done)](const Status& status) {
+      end(ticket);
+      done(status);
+    };
+  }
   // Calls `use` for each open call, the oldest first, with its ticket, how long it has been open and what it
   // waits for.
   void each(

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/describe.h"
+#include "core/base/text.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -31,23 +32,19 @@ std::map<uint32_t, NonFinite> count_all(const StepState& state) {
   return found;
 }
 
-std::string elements_text(uint64_t count) {
-  return std::to_string(count) + (count == 1 ? " element" : " elements");
-}
-
 // "rank 1 (a:7): 3 elements of the gradient of 'w' (the first at index 17), 1 element of ..."
 std::string report_text(const StepState& state, int32_t rank, const GradientReport& report) {
   std::string text = (state.mesh ? state.mesh->members().name(rank) : "rank " + std::to_string(rank)) + ": ";
   uint64_t rest = report.count;
   for (size_t i = 0; i < report.named.size(); ++i) {
     const GradientReport::OfParameter& of = report.named[i];
-    text += (i == 0 ? "" : ", ") + elements_text(of.count) + " of the gradient of parameter '" +
+    text += (i == 0 ? "" : ", ") + counted(of.count, "element") + " of the gradient of parameter '" +
             state.model.parameters[of.parameter]->name + "' (the first at index " + std::to_string(of.first) +
             ")";
     rest -= std::min(rest, of.count);
   }
   if (rest > 0) {
-    text += " and " + elements_text(rest) + " of the gradients of " +
+    text += " and " + counted(rest, "element") + " of the gradients of " +
             std::to_string(report.parameters - report.named.size()) + " more";
   }
   return text;
