@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "core/base/sort_unique.h"
@@ -363,10 +364,7 @@ Result<std::unique_ptr<Task>> make_direct_all_reduce(const AllReduceAlgorithm&, 
   direct.element = direct.result_element = dtype_size(plan.dtype);
   direct.data = direct.result = plan.data;
   direct.ordered = is_floating(plan.dtype);
-  direct.add = [dtype = plan.dtype, reduction = plan.reduction](void* destination, const void* source,
-                                                                size_t count) {
-    reduce_into(dtype, reduction, destination, source, count);
-  };
+  direct.add = std::bind_front(reduce_into, plan.dtype, plan.reduction);
   direct.transform = std::move(plan.finish);
   call.shape.algorithm = static_cast<uint8_t>(Algorithm::kDirect);
   call.shape.tag = Direct::tag(call.operations, direct);

@@ -1,6 +1,7 @@
 #include "core/collectives/scheduled.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/base/sort_unique.h"
 #include "core/collectives/chunks.h"
@@ -203,11 +204,8 @@ Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm
   call.shape.tag = Scheduled::tag(call.operations, *schedule.value());
   // In a registered algorithm one worker may compute a + b where another computes b + a.
   const auto reduce = algorithm.registered() ? reduce_symmetric : reduce_into;
-  const auto add = [reduce, dtype = plan.dtype, reduction = plan.reduction](
-                       void* destination, const void* source, size_t count) {
-    reduce(dtype, reduction, destination, source, count);
-  };
-  ScheduledPlan scheduled{schedule.value(), element, plan.data, add};
+  ScheduledPlan scheduled{schedule.value(), element, plan.data,
+                          std::bind_front(reduce, plan.dtype, plan.reduction)};
   return std::unique_ptr<Task>(std::make_unique<Scheduled>(call.operations, call.shape, std::move(scheduled),
                                                            finish_all(plan, std::move(call.done)),
                                                            std::move(call.group)));

@@ -1,6 +1,7 @@
 #include "core/session/collectives.h"
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "core/base/describe.h"
@@ -16,12 +17,6 @@ namespace dsgd {
 using transport::BulkHeader;
 
 namespace {
-
-auto adder(DType dtype, Reduction reduction) {
-  return [dtype, reduction](void* destination, const void* source, size_t count) {
-    reduce_into(dtype, reduction, destination, source, count);
-  };
-}
 
 // Half types are added up in float32, which is what travels.
 std::shared_ptr<std::vector<float>> widened_copy(std::span<const std::byte> data, DType dtype) {
@@ -240,7 +235,7 @@ void Collectives::reduce_scatter_wide(const SharedCall& call, std::span<const st
         plan.data = const_cast<std::byte*>(send.data());
         plan.own = receive.data();
         plan.ordered = is_floating(type);
-        plan.add = adder(type, reduction);
+        plan.add = std::bind_front(reduce_into, type, reduction);
         if (reduction == Reduction::kMean) {
           plan.transform = [this, receive, type, element, first = bounds[rank()]](size_t begin, size_t end) {
             divide(type, receive.data() + (begin - first) * element, end - begin,

@@ -88,38 +88,42 @@ void Engine::step_begin(std::vector<double> weights, bool stop, bool wait_for_de
   const uint64_t watch = state_.stalls.begin([this] { return wait_report(state_.step.call()); });
   const auto ended = [this, watch, done = std::move(done)](const Status& status, const StepResult& result) {
     state_.stalls.end(watch);
-    if (status.ok()) {
-      ++state_.next_step;
-      last_step_.answer_questions(state_.next_step);
-      ask_for_last_step();
-      if (state_.mesh) state_.giver.step_ended(state_.mesh->members().view().members);
-      last_step_call_ = state_.step.call();
-      state_.last_result = result;
-      if (state_.shards) state_.shards->commit(state_.step.drawn());
-      state_.compared = result.all_done;
-      // A copied step was made in an earlier view.
-      reported_view_ = std::max(reported_view_.load(), static_cast<uint64_t>(result.view));
-      report_non_finite(result);
-      warn_of_departed(last_step_call_);
-      // While workers recover from a loss, those that made the step before cannot save it any more.
-      if (state_.options.checkpoint_interval > 0 &&
-          state_.next_step % state_.options.checkpoint_interval == 0 && !state_.recovering() && !next_view_)
-        return checkpoints_.save_at_interval([done, result] { done({}, result); });
-    } else if (status.code() == Code::kDiverged) {
-      state_.torn = status;
-    } else if (state_.torn.ok() && !state_.step.failed_in_agreement()) {
-      state_.torn = Status(Code::kTorn, "step " + std::to_string(state_.next_step) +
-                                            " failed half-way, so workers may be at different steps: " +
-                                            status.message() + "; load a checkpoint")
-                        .with_rank(status.rank(), status.host())
-                        .with_operation(status.operation());
-    }
-    done(status, result);
-    enter_view();
+    step_ended(status, result, done);
   };
   if (state_.recovering()) return state_.step.begin_suspended(std::move(request), ended);
   state_.calls.take();
   state_.step.begin(std::move(request), ended);
+}
+
+void Engine::step_ended(const Status& status, const StepResult& result, const StepDone& done) {
+  if (status.ok()) {
+    ++state_.next_step;
+    last_step_.answer_questions(state_.next_step);
+    ask_for_last_step();
+    if (state_.mesh) state_.giver.step_ended(state_.mesh->members().view().members);
+    last_step_call_ = state_.step.call();
+    state_.last_result = result;
+    if (state_.shards) state_.shards->commit(state_.step.drawn());
+    state_.compared = result.all_done;
+    // A copied step was made in an earlier view.
+    reported_view_ = std::max(reported_view_.load(), static_cast<uint64_t>(result.view));
+    report_non_finite(result);
+    warn_of_departed(last_step_call_);
+    // While workers recover from a loss, those that made the step before cannot save it any more.
+    if (state_.options.checkpoint_interval > 0 &&
+        state_.next_step % state_.options.checkpoint_interval == 0 && !state_.recovering() && !next_view_)
+      return checkpoints_.save_at_interval([done, result] { done({}, result); });
+  } else if (status.code() == Code::kDiverged) {
+    state_.torn = status;
+  } else if (state_.torn.ok() && !state_.step.failed_in_agreement()) {
+    state_.torn = Status(Code::kTorn, "step " + std::to_string(state_.next_step) +
+                                          " failed half-way, so workers may be at different steps: " +
+                                          status.message() + "; load a checkpoint")
+                      .with_rank(status.rank(), status.host())
+                      .with_operation(status.operation());
+  }
+  done(status, result);
+  enter_view();
 }
 
 void Engine::report_non_finite(const StepResult& result) {

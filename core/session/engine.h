@@ -217,6 +217,7 @@ class Engine final : public SessionEvents {
     Status why;
     std::vector<std::pair<int32_t, uint64_t>> departures;  // that came after it
   };
+  void step_ended(const Status& status, const StepResult& result, const StepDone& done);
   // Returns what a call about an object waits for, for StallWatch.
   StallWatch::Ask object_report(const char* operation, const std::string& name) const;
   Objects::Deadline object_deadline(const CallOptions& options = {}) const {

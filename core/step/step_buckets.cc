@@ -1,6 +1,7 @@
 #include "core/step/step_buckets.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -168,9 +169,7 @@ void StepBuckets::reduce_directly(size_t index, Task::Done done) {
   direct.element = dtype_size(sum_type);
   direct.data = bytes(buffers.data);
   direct.ordered = !state_.options.reproducible;
-  direct.add = [sum_type](void* destination, const void* source, size_t count) {
-    reduce_into(sum_type, Reduction::kSum, destination, source, count);
-  };
+  direct.add = std::bind_front(reduce_into, sum_type, Reduction::kSum);
   direct.result_element = dtype_size(bucket.dtype);
   direct.result = buffers.result_data();
   if (narrows(bucket)) wire_.round_contributions(index, group_.workers()->own_index, &direct);
