@@ -1,6 +1,8 @@
 #include "transport/schema/check.h"
 
+#include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "transport/base/utf8.h"
 
@@ -25,16 +27,6 @@ void Check::fail(const std::string& what) {
   if (status_.ok()) status_ = malformed(what);
 }
 
-void Check::text(capnp::Text::Reader from, std::string* to, const char* field, size_t limit) {
-  if (!ok() || !length(from.size(), limit, field, "bytes")) return;
-  to->assign(from.cStr(), from.size());
-}
-
-void Check::job_nonce(capnp::Data::Reader from, std::string* to) {
-  if (!ok() || !length(from.size(), kMaxJobNonceBytes, "job nonce", "bytes")) return;
-  to->assign(reinterpret_cast<const char*>(from.begin()), from.size());
-}
-
 bool Check::length(size_t n, size_t limit, const char* field, const char* unit) {
   if (n > limit) {
     fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
@@ -43,7 +35,19 @@ bool Check::length(size_t n, size_t limit, const char* field, const char* unit) 
   return ok();
 }
 
-void Check::status(schema::Status::Reader from, Status* to) {
+void Check::read(capnp::Text::Reader from, std::string* to, const char* field, size_t limit) {
+  if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.cStr(), from.size());
+}
+
+void Check::read(capnp::Data::Reader from, std::string* to, const char* field, size_t limit) {
+  if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.begin(), from.end());
+}
+
+void Check::read(capnp::Data::Reader from, std::vector<uint8_t>* to, const char* field, size_t limit) {
+  if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.begin(), from.end());
+}
+
+void Check::read(schema::Status::Reader from, Status* to) {
   const int32_t code = from.getCode();
   if (code == 0) {
     *to = Status();
@@ -51,10 +55,10 @@ void Check::status(schema::Status::Reader from, Status* to) {
   }
   if (code > 0) return fail("status code " + std::to_string(code) + " is positive");
   std::string host, operation, parameter, message;
-  text(from.getHost(), &host, "host");
-  text(from.getOperation(), &operation, "operation");
-  text(from.getParameter(), &parameter, "parameter");
-  text(from.getMessage(), &message, "status message", kMaxTextBytes);
+  read(from.getHost(), &host, "host");
+  read(from.getOperation(), &operation, "operation");
+  read(from.getParameter(), &parameter, "parameter");
+  read(from.getMessage(), &message, "status message", kMaxTextBytes);
   *to = Status(code_of(code), printable_text(std::move(message)))
             .with_rank(from.getRank(), printable_text(std::move(host)))
             .with_operation(printable_text(std::move(operation)))

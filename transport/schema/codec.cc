@@ -8,31 +8,22 @@
 namespace dsgd::transport {
 
 std::vector<uint8_t> encode(const Message& message) {
-  return build<schema::Message>(words_for(message), [&](auto root) { write(message, root); });
+  return build<schema::Message>(words_for(message), message);
 }
-std::vector<uint8_t> encode(const Hello& hello) {
-  return build<schema::Hello>(128, [&](auto root) { write(hello, root); });
-}
+std::vector<uint8_t> encode(const Hello& hello) { return build<schema::Hello>(128, hello); }
 std::vector<uint8_t> encode(const Challenge& challenge) {
-  return build<schema::Challenge>(16 + words_for(challenge.refused),
-                                  [&](auto root) { write(challenge, root); });
+  return build<schema::Challenge>(16 + words_for(challenge.refused), challenge);
 }
-std::vector<uint8_t> encode(const Proof& proof) {
-  return build<schema::Proof>(16, [&](auto root) { write(proof, root); });
-}
+std::vector<uint8_t> encode(const Proof& proof) { return build<schema::Proof>(16, proof); }
 std::vector<uint8_t> encode(const HelloReply& reply) {
-  return build<schema::HelloReply>(16 + words_for(reply.status), [&](auto root) { write(reply, root); });
+  return build<schema::HelloReply>(16 + words_for(reply.status), reply);
 }
-std::vector<uint8_t> encode(const BulkHeader& header) {
-  return build<schema::BulkHeader>(16, [&](auto root) { write(header, root); });
-}
-std::vector<uint8_t> encode(const HeadRecord& record) {
-  return build<schema::HeadRecord>(1024, [&](auto root) { write(record, root); });
-}
+std::vector<uint8_t> encode(const BulkHeader& header) { return build<schema::BulkHeader>(16, header); }
+std::vector<uint8_t> encode(const HeadRecord& record) { return build<schema::HeadRecord>(1024, record); }
 std::vector<uint8_t> encode_status(const Status& status) { return encode(HelloReply{status, {}}); }
 std::vector<uint8_t> encode_reply(const Result<Message>& reply) {
   const size_t words = reply.ok() ? words_for(reply.value()) : words_for(reply.status());
-  return build<schema::Reply>(8 + words, [&](auto root) { write(reply, root); });
+  return build<schema::Reply>(8 + words, reply);
 }
 
 Result<Message> decode_message(std::span<const uint8_t> bytes) {

@@ -16,7 +16,6 @@ void write(const Hello& from, schema::Hello::Builder to);
 void write(const Challenge& from, schema::Challenge::Builder to);
 void write(const Proof& from, schema::Proof::Builder to);
 void write(const HelloReply& from, schema::HelloReply::Builder to);
-void write(const MemberInfo& from, schema::MemberInfo::Builder to);
 void write(const Message& from, schema::Message::Builder to);
 void write(const Result<Message>& from, schema::Reply::Builder to);
 void write(const HeadRecord& from, schema::HeadRecord::Builder to);

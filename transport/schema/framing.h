@@ -8,8 +8,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <iterator>
-#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,24 +26,11 @@ std::vector<Byte> bytes_of(capnp::MessageBuilder& builder) {
 }
 
 // `words`: of the first segment; the message grows beyond it where it must.
-template <typename Root, typename Fill>
-std::vector<uint8_t> build(size_t words, Fill&& fill) {
+template <typename Root, typename T>
+std::vector<uint8_t> build(size_t words, const T& value) {
   capnp::MallocMessageBuilder builder(static_cast<unsigned>(words));
-  fill(builder.initRoot<Root>());
+  write(value, builder.initRoot<Root>());
   return bytes_of<uint8_t>(builder);
-}
-
-// A payload; a small one takes no allocation of its own. Throws std::bad_alloc only.
-template <typename Root, typename Fill>
-std::vector<std::byte> build_payload(Fill&& fill) {
-  capnp::word scratch[64] = {};
-  capnp::MallocMessageBuilder builder(kj::arrayPtr(scratch, std::size(scratch)));
-  try {
-    fill(builder.initRoot<Root>());
-  } catch (const kj::Exception&) {  // no memory for a further segment
-    throw std::bad_alloc();
-  }
-  return bytes_of<std::byte>(builder);
 }
 
 // Opens `bytes` and hands the root to `use`; returns why they cannot be opened.

@@ -1,18 +1,29 @@
 // The codec of payloads (transport/payloads.h).
 
-#include <array>
-#include <string>
-#include <type_traits>
-#include <utility>
+#include <capnp/message.h>
+#include <kj/exception.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <new>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/payloads.h"
+#include "transport/schema/check.h"
 #include "transport/schema/codec_capnp.h"
+#include "transport/schema/fields.h"
 #include "transport/schema/framing.h"
 
 namespace dsgd::transport {
-namespace {
+
+class PayloadWriter : public Writer {};
 
 // The code and the message; the receiver knows the rank, and has an operation of its own.
-void write_reason(const Status& from, schema::Status::Builder to) {
+static void fields(PayloadWriter&, const Status& from, schema::Status::Builder to) {
   std::string message = from.message();
   if (message.size() > kMaxReasonBytes) {
     size_t end = kMaxReasonBytes;
@@ -23,381 +34,221 @@ void write_reason(const Status& from, schema::Status::Builder to) {
   write(Status(from.code(), std::move(message)), to);
 }
 
-template <typename T, typename Root, typename Read>
-Result<T> decode_payload(std::span<const std::byte> bytes, Read&& read_fields) {
+static bool present(const DrawnSamples& drawn) { return drawn.made != 0 || !drawn.shards.empty(); }
+
+void fields(auto& codec, Is<DrawnSamples::Shard> auto& value, auto part) {
+  DSGD_FIELD(Number, number);
+  DSGD_FIELD(Pass, pass);
+  DSGD_FIELD(Epoch, epoch);
+  DSGD_FIELD(Begin, begin);
+  DSGD_FIELD(Count, count);
+}
+
+void fields(auto& codec, Is<DrawnSamples> auto& value, auto part) {
+  DSGD_FIELD(Made, made);
+  DSGD_LIST(Shards, shards, "list of data shards", kMaxShards);
+}
+
+void fields(auto& codec, Is<StepHeader> auto& value, auto part) {
+  DSGD_FIELD(Step, step);
+  DSGD_FIELD(StrategyVersion, strategy_version);
+  DSGD_FIELD(Settings, settings);
+  DSGD_FIELD(Plan, plan);
+  DSGD_FIELD(Values, values);
+  DSGD_FIELD(LearningRate, learning_rate);
+  DSGD_FIELD(LossScale, loss_scale);
+  DSGD_FIELD(Stop, stop);
+  DSGD_LIST(Weights, weights, "list of weights", kMaxReplicas);
+  DSGD_STRUCT(Drawn, drawn);
+}
+
+void fields(auto& codec, Is<StartHeader> auto& value, auto part) {
+  DSGD_FIELD(Signature, signature);
+  DSGD_FIELD(SignatureLength, signature_length);
+  DSGD_FIELD(Replicas, replicas, "a worker", kMaxReplicas, "replicas");
+  DSGD_FIELD(Gpus, gpus, "a worker", value.replicas, "GPUs");
+}
+
+void fields(auto& codec, Is<WorkerGpus> auto& value, auto part) {
+  DSGD_STRUCT(Unusable, unusable);
+  DSGD_FIELD(Version, version);
+  DSGD_LIST(Devices, devices, "list of GPUs", kMaxReplicas, "identity of a GPU");
+}
+
+void fields(auto& codec, Is<TeamInvitation> auto& value, auto part) {
+  DSGD_STRUCT(Failure, failure);
+  if (value.failure.ok()) DSGD_FIELD(Communicator, communicator, "communicator");
+}
+
+void fields(auto& codec, Is<ScheduleDigest> auto& value, auto part) {
+  DSGD_FIELD(Digest, digest);
+  DSGD_STRUCT(Failure, failure);
+}
+
+void fields(auto& codec, Is<OperationCounts> auto& value, auto part) {
+  DSGD_FIELD(ChunkBytes, chunk_bytes);
+  DSGD_LIST(Counts, counts, "list of counts", kMaxMembers);
+}
+
+void fields(auto& codec, Is<ValueDigests> auto& value, auto part) {
+  DSGD_LIST(Digests, digests, "list of digests", kMaxDigests);
+}
+
+void fields(auto& codec, Is<GradientReport::OfParameter> auto& value, auto part) {
+  DSGD_FIELD(Parameter, parameter);
+  DSGD_FIELD(Count, count);
+  DSGD_FIELD(First, first);
+}
+
+void fields(auto& codec, Is<GradientReport> auto& value, auto part) {
+  DSGD_FIELD(Count, count);
+  DSGD_FIELD(Parameters, parameters);
+  DSGD_LIST(Named, named, "list of gradients", kMaxNamedGradients);
+}
+
+void fields(auto& codec, Is<ViewReport> auto& value, auto part) {
+  DSGD_FIELD(Started, started);
+  DSGD_FIELD(Steps, steps);
+  DSGD_FIELD(StrategyVersion, strategy_version);
+  DSGD_FIELD(Replicas, replicas);
+  DSGD_FIELD(LossScale, loss_scale);
+  DSGD_FIELD(LossScaleAge, loss_scale_age);
+  DSGD_FIELD(View, outcome.view);
+  DSGD_FIELD(Size, outcome.size);
+  DSGD_FIELD(Weight, outcome.weight);
+  DSGD_FIELD(GradientNorm, outcome.gradient_norm);
+  DSGD_FIELD(Applied, outcome.applied);
+  DSGD_FIELD(AllDone, outcome.all_done);
+  DSGD_FIELD(Stop, outcome.stop);
+  DSGD_FIELD(Skipped, outcome.skipped);
+  DSGD_FIELD(Nonfinite, outcome.nonfinite);
+  DSGD_FIELD(NonfiniteRank, outcome.nonfinite_rank);
+  DSGD_FIELD(NonfiniteParameter, outcome.nonfinite_parameter);
+  DSGD_LIST(Calls, calls, "list of calls", kMaxChannels);
+  DSGD_FIELD(Learner, learner);
+  DSGD_FIELD(Signature, signature);
+  DSGD_FIELD(SignatureLength, signature_length);
+  DSGD_FIELD(Samples, samples, "report of samples", kNoLimit);
+  DSGD_FIELD(Held, held, "list of key ranges", kNoLimit);
+  DSGD_FIELD(LearningRate, learning_rate);
+  DSGD_FIELD(Loads, loads);
+  DSGD_FIELD(LoadResult, load_result);
+  DSGD_FIELD(AppliedChange, applied_change);
+  DSGD_FIELD(PreparedChange, prepared_change);
+}
+
+void fields(auto& codec, Is<SampleReport::Lost> auto& value, auto part) {
+  DSGD_FIELD(Worker, worker);
+  DSGD_STRUCT(Committed, committed);
+}
+
+// Each run is three numbers.
+static void write_runs(const std::vector<SampleRun>& from, capnp::List<uint64_t>::Builder to) {
+  for (unsigned i = 0; i < from.size(); ++i) {
+    to.set(3 * i, from[i].first);
+    to.set(3 * i + 1, from[i].stride);
+    to.set(3 * i + 2, from[i].count);
+  }
+}
+
+static void read_runs(Check& check, capnp::List<uint64_t>::Reader from, std::vector<SampleRun>* to) {
+  if (!check.ok() || !check.length(from.size(), kMaxMembers, "list of runs of samples", "numbers")) return;
+  if (from.size() % 3 != 0) return check.fail("list of runs of samples is cut");
+  for (unsigned i = 0; i < from.size(); i += 3) to->push_back({from[i], from[i + 1], from[i + 2]});
+}
+
+void fields(auto& codec, Is<SampleLedger::Part> auto& value, auto part) {
+  DSGD_FIELD(Worker, worker);
+  DSGD_FIELD(Slot, slot);
+  DSGD_FIELD(Taken, taken);
+  DSGD_FIELD(Base, base);
+  DSGD_FIELD(Held, held);
+  if constexpr (kReads<decltype(codec)>) {
+    read_runs(codec, part.getRuns(), &value.runs);
+  } else {
+    write_runs(value.runs, part.initRuns(static_cast<unsigned>(3 * value.runs.size())));
+  }
+}
+
+void fields(auto& codec, Is<SampleLedger> auto& value, auto part) {
+  DSGD_FIELD(Number, number);
+  DSGD_FIELD(Samples, samples);
+  DSGD_FIELD(Seed, seed);
+  DSGD_FIELD(Shuffle, shuffle);
+  DSGD_FIELD(Pass, pass);
+  DSGD_FIELD(Epoch, epoch);
+  DSGD_FIELD(Begin, begin);
+  DSGD_FIELD(View, view);
+  DSGD_FIELD(Dealt, dealt);
+  DSGD_FIELD(Tail, tail);
+  DSGD_FIELD(Slots, slots);
+  DSGD_LIST(Parts, parts, "list of parts of a ledger", kMaxMembers);
+}
+
+void fields(auto& codec, Is<SampleReport> auto& value, auto part) {
+  DSGD_FIELD(Joined, joined);
+  DSGD_STRUCT(Drawn, drawn);
+  DSGD_STRUCT(Committed, committed);
+  DSGD_STRUCT(Step, step);
+  DSGD_LIST(Lost, lost, "list of lost workers", kMaxMembers);
+  DSGD_LIST(Ledgers, ledgers, "list of ledgers", kMaxLedgers);
+}
+
+void fields(auto& codec, Is<CheckpointReport> auto& value, auto part) {
+  DSGD_STRUCT(Failure, failure);
+  DSGD_FIELD(Step, step);
+  DSGD_FIELD(Nbytes, nbytes);
+  DSGD_FIELD(Checksum, checksum);
+  DSGD_STRUCT(Drawn, drawn);
+}
+
+namespace {
+
+// A small payload takes no allocation of its own. Throws std::bad_alloc only.
+template <typename Root, typename T>
+std::vector<std::byte> encode_payload(const T& value) {
+  capnp::word scratch[64] = {};
+  capnp::MallocMessageBuilder builder(kj::arrayPtr(scratch, std::size(scratch)));
+  PayloadWriter writer;
+  try {
+    fields(writer, value, builder.initRoot<Root>());
+  } catch (const kj::Exception&) {  // no memory for a further segment
+    throw std::bad_alloc();
+  }
+  return bytes_of<std::byte>(builder);
+}
+
+template <typename Root, typename T>
+Result<T> decode_payload(std::span<const std::byte> bytes) {
   T value;
   Status status = open<Root>(bytes, kMaxPayloadBytes, [&](typename Root::Reader root) {
     Check check;
-    read_fields(check, root, &value);
+    check.read(root, &value);
     return check.status();
   });
   if (!status.ok()) return status;
   return value;
 }
 
-bool empty(const DrawnSamples& drawn) { return drawn.made == 0 && drawn.shards.empty(); }
-
-void write_drawn(const DrawnSamples& from, schema::DrawnSamples::Builder to) {
-  to.setMade(from.made);
-  auto shards = to.initShards(static_cast<unsigned>(from.shards.size()));
-  for (unsigned i = 0; i < shards.size(); ++i) {
-    shards[i].setNumber(from.shards[i].number);
-    shards[i].setPass(from.shards[i].pass);
-    shards[i].setEpoch(from.shards[i].epoch);
-    shards[i].setBegin(from.shards[i].begin);
-    shards[i].setCount(from.shards[i].count);
-  }
-}
-
-void read_drawn(Check& check, schema::DrawnSamples::Reader from, DrawnSamples* to) {
-  to->made = from.getMade();
-  const auto shards = from.getShards();
-  if (!check.ok() || !check.length(shards.size(), kMaxShards, "list of data shards", "entries")) return;
-  for (const auto shard : shards)
-    to->shards.push_back(
-        {shard.getNumber(), shard.getPass(), shard.getEpoch(), shard.getBegin(), shard.getCount()});
-}
-
 }  // namespace
 
-std::vector<std::byte> encode(const StepHeader& header) {
-  return build_payload<schema::StepHeader>([&](schema::StepHeader::Builder to) {
-    to.setStep(header.step);
-    to.setStrategyVersion(header.strategy_version);
-    to.setSettings(header.settings);
-    to.setPlan(header.plan);
-    to.setValues(header.values);
-    to.setLearningRate(header.learning_rate);
-    to.setLossScale(header.loss_scale);
-    to.setStop(header.stop);
-    to.setWeights(kj::arrayPtr(header.weights.data(), header.weights.size()));
-    if (!empty(header.drawn)) write_drawn(header.drawn, to.initDrawn());
-  });
-}
-
-Result<StepHeader> decode_step_header(std::span<const std::byte> bytes) {
-  return decode_payload<StepHeader, schema::StepHeader>(bytes, [](Check& check, auto from, StepHeader* to) {
-    to->step = from.getStep();
-    to->strategy_version = from.getStrategyVersion();
-    to->settings = from.getSettings();
-    to->plan = from.getPlan();
-    to->values = from.getValues();
-    to->learning_rate = from.getLearningRate();
-    to->loss_scale = from.getLossScale();
-    to->stop = from.getStop();
-    check.numbers(from.getWeights(), &to->weights, kMaxReplicas, "list of weights");
-    read_drawn(check, from.getDrawn(), &to->drawn);
-  });
-}
-
-std::vector<std::byte> encode(const StartHeader& header) {
-  return build_payload<schema::StartHeader>([&](schema::StartHeader::Builder to) {
-    to.setSignature(header.signature);
-    to.setSignatureLength(header.signature_length);
-    to.setReplicas(header.replicas);
-    to.setGpus(header.gpus);
-  });
-}
-
-Result<StartHeader> decode_start_header(std::span<const std::byte> bytes) {
-  return decode_payload<StartHeader, schema::StartHeader>(
-      bytes, [](Check& check, auto from, StartHeader* to) {
-        to->signature = from.getSignature();
-        to->signature_length = from.getSignatureLength();
-        to->replicas = from.getReplicas();
-        to->gpus = from.getGpus();
-        check.length(to->replicas, kMaxReplicas, "a worker", "replicas");
-        check.length(to->gpus, to->replicas, "a worker", "GPUs");
-      });
-}
-
-std::vector<std::byte> encode(const WorkerGpus& gpus) {
-  return build_payload<schema::WorkerGpus>([&](schema::WorkerGpus::Builder to) {
-    if (!gpus.unusable.ok()) write_reason(gpus.unusable, to.initUnusable());
-    to.setVersion(gpus.version);
-    auto devices = to.initDevices(static_cast<unsigned>(gpus.devices.size()));
-    for (unsigned i = 0; i < devices.size(); ++i)
-      devices.set(i, capnp::Data::Reader(gpus.devices[i].data(), gpus.devices[i].size()));
-  });
-}
-
-Result<WorkerGpus> decode_worker_gpus(std::span<const std::byte> bytes) {
-  return decode_payload<WorkerGpus, schema::WorkerGpus>(bytes, [](Check& check, auto from, WorkerGpus* to) {
-    check.status(from.getUnusable(), &to->unusable);
-    to->version = from.getVersion();
-    const auto devices = from.getDevices();
-    if (!check.ok() || !check.length(devices.size(), kMaxReplicas, "list of GPUs", "entries")) return;
-    for (const auto device : devices) {
-      if (!check.ok()) return;
-      check.fixed(device, &to->devices.emplace_back(), "identity of a GPU");
-    }
-  });
-}
-
-std::vector<std::byte> encode(const TeamInvitation& invitation) {
-  return build_payload<schema::TeamInvitation>([&](schema::TeamInvitation::Builder to) {
-    if (!invitation.failure.ok()) return write_reason(invitation.failure, to.initFailure());
-    to.setCommunicator(capnp::Data::Reader(invitation.communicator.data(), invitation.communicator.size()));
-  });
-}
-
-Result<TeamInvitation> decode_team_invitation(std::span<const std::byte> bytes) {
-  return decode_payload<TeamInvitation, schema::TeamInvitation>(
-      bytes, [](Check& check, auto from, TeamInvitation* to) {
-        check.status(from.getFailure(), &to->failure);
-        if (to->failure.ok()) check.fixed(from.getCommunicator(), &to->communicator, "communicator");
-      });
-}
-
-std::vector<std::byte> encode(const ScheduleDigest& digest) {
-  return build_payload<schema::ScheduleDigest>([&](schema::ScheduleDigest::Builder to) {
-    to.setDigest(digest.digest);
-    if (!digest.failure.ok()) write_reason(digest.failure, to.initFailure());
-  });
-}
-
-Result<ScheduleDigest> decode_schedule_digest(std::span<const std::byte> bytes) {
-  return decode_payload<ScheduleDigest, schema::ScheduleDigest>(
-      bytes, [](Check& check, auto from, ScheduleDigest* to) {
-        to->digest = from.getDigest();
-        check.status(from.getFailure(), &to->failure);
-      });
-}
-
-std::vector<std::byte> encode(const OperationCounts& counts) {
-  return build_payload<schema::OperationCounts>([&](schema::OperationCounts::Builder to) {
-    to.setChunkBytes(counts.chunk_bytes);
-    to.setCounts(kj::arrayPtr(counts.counts.data(), counts.counts.size()));
-  });
-}
-
-Result<OperationCounts> decode_operation_counts(std::span<const std::byte> bytes) {
-  return decode_payload<OperationCounts, schema::OperationCounts>(
-      bytes, [](Check& check, auto from, OperationCounts* to) {
-        to->chunk_bytes = from.getChunkBytes();
-        check.numbers(from.getCounts(), &to->counts, kMaxMembers, "list of counts");
-      });
-}
-
-std::vector<std::byte> encode(const ValueDigests& digests) {
-  return build_payload<schema::ValueDigests>([&](schema::ValueDigests::Builder to) {
-    to.setDigests(kj::arrayPtr(digests.digests.data(), digests.digests.size()));
-  });
-}
-
-Result<ValueDigests> decode_value_digests(std::span<const std::byte> bytes) {
-  return decode_payload<ValueDigests, schema::ValueDigests>(
-      bytes, [](Check& check, auto from, ValueDigests* to) {
-        check.numbers(from.getDigests(), &to->digests, kMaxDigests, "list of digests");
-      });
-}
-
-std::vector<std::byte> encode(const GradientReport& report) {
-  return build_payload<schema::GradientReport>([&](schema::GradientReport::Builder to) {
-    to.setCount(report.count);
-    to.setParameters(report.parameters);
-    auto named = to.initNamed(static_cast<unsigned>(report.named.size()));
-    for (unsigned i = 0; i < named.size(); ++i) {
-      named[i].setParameter(report.named[i].parameter);
-      named[i].setCount(report.named[i].count);
-      named[i].setFirst(report.named[i].first);
-    }
-  });
-}
-
-Result<GradientReport> decode_gradient_report(std::span<const std::byte> bytes) {
-  return decode_payload<GradientReport, schema::GradientReport>(
-      bytes, [](Check& check, auto from, GradientReport* to) {
-        to->count = from.getCount();
-        to->parameters = from.getParameters();
-        const auto named = from.getNamed();
-        if (!check.length(named.size(), kMaxNamedGradients, "list of gradients", "entries")) return;
-        for (const auto gradient : named)
-          to->named.push_back({gradient.getParameter(), gradient.getCount(), gradient.getFirst()});
-      });
-}
-
-std::vector<std::byte> encode(const ViewReport& report) {
-  return build_payload<schema::ViewReport>([&](schema::ViewReport::Builder to) {
-    to.setStarted(report.started);
-    to.setSteps(report.steps);
-    to.setStrategyVersion(report.strategy_version);
-    to.setReplicas(report.replicas);
-    to.setLossScale(report.loss_scale);
-    to.setLossScaleAge(report.loss_scale_age);
-    to.setView(report.outcome.view);
-    to.setSize(report.outcome.size);
-    to.setWeight(report.outcome.weight);
-    to.setGradientNorm(report.outcome.gradient_norm);
-    to.setApplied(report.outcome.applied);
-    to.setAllDone(report.outcome.all_done);
-    to.setStop(report.outcome.stop);
-    to.setSkipped(report.outcome.skipped);
-    to.setNonfinite(report.outcome.nonfinite);
-    to.setNonfiniteRank(report.outcome.nonfinite_rank);
-    to.setNonfiniteParameter(report.outcome.nonfinite_parameter);
-    auto calls = to.initCalls(static_cast<unsigned>(report.calls.size()));
-    for (unsigned i = 0; i < calls.size(); ++i) calls.set(i, report.calls[i]);
-    to.setLearner(report.learner);
-    to.setSignature(report.signature);
-    to.setSignatureLength(report.signature_length);
-    if (!report.samples.empty())
-      to.setSamples(capnp::Data::Reader(report.samples.data(), report.samples.size()));
-    if (!report.held.empty()) to.setHeld(capnp::Data::Reader(report.held.data(), report.held.size()));
-    to.setLearningRate(report.learning_rate);
-    to.setLoads(report.loads);
-    to.setLoadResult(static_cast<int32_t>(report.load_result));
-    to.setAppliedChange(report.applied_change);
-    to.setPreparedChange(report.prepared_change);
-  });
-}
-
-Result<ViewReport> decode_view_report(std::span<const std::byte> bytes) {
-  return decode_payload<ViewReport, schema::ViewReport>(bytes, [](Check& check, auto from, ViewReport* to) {
-    to->started = from.getStarted();
-    to->steps = from.getSteps();
-    to->strategy_version = from.getStrategyVersion();
-    to->replicas = from.getReplicas();
-    to->loss_scale = from.getLossScale();
-    to->loss_scale_age = from.getLossScaleAge();
-    to->outcome.view = from.getView();
-    to->outcome.size = from.getSize();
-    to->outcome.weight = from.getWeight();
-    to->outcome.gradient_norm = from.getGradientNorm();
-    to->outcome.applied = from.getApplied();
-    to->outcome.all_done = from.getAllDone();
-    to->outcome.stop = from.getStop();
-    to->outcome.skipped = from.getSkipped();
-    to->outcome.nonfinite = from.getNonfinite();
-    to->outcome.nonfinite_rank = from.getNonfiniteRank();
-    to->outcome.nonfinite_parameter = from.getNonfiniteParameter();
-    check.numbers(from.getCalls(), &to->calls, kMaxChannels, "list of calls");
-    to->learner = from.getLearner();
-    to->applied_change = from.getAppliedChange();
-    to->prepared_change = from.getPreparedChange();
-    to->signature = from.getSignature();
-    to->signature_length = from.getSignatureLength();
-    to->samples.assign(from.getSamples().begin(), from.getSamples().end());
-    to->held.assign(from.getHeld().begin(), from.getHeld().end());
-    to->learning_rate = from.getLearningRate();
-    to->loads = from.getLoads();
-    to->load_result = code_of(from.getLoadResult());
-  });
-}
-
-std::vector<std::byte> encode(const SampleReport& report) {
-  return build_payload<schema::SampleReport>([&](schema::SampleReport::Builder to) {
-    to.setJoined(report.joined);
-    write_drawn(report.drawn, to.initDrawn());
-    write_drawn(report.committed, to.initCommitted());
-    write_drawn(report.step, to.initStep());
-    auto lost = to.initLost(static_cast<unsigned>(report.lost.size()));
-    for (unsigned i = 0; i < lost.size(); ++i) {
-      lost[i].setWorker(report.lost[i].worker);
-      write_drawn(report.lost[i].committed, lost[i].initCommitted());
-    }
-    auto ledgers = to.initLedgers(static_cast<unsigned>(report.ledgers.size()));
-    for (unsigned i = 0; i < ledgers.size(); ++i) {
-      const SampleLedger& ledger = report.ledgers[i];
-      ledgers[i].setNumber(ledger.number);
-      ledgers[i].setSamples(ledger.samples);
-      ledgers[i].setSeed(ledger.seed);
-      ledgers[i].setShuffle(ledger.shuffle);
-      ledgers[i].setPass(ledger.pass);
-      ledgers[i].setEpoch(ledger.epoch);
-      ledgers[i].setBegin(ledger.begin);
-      ledgers[i].setView(ledger.view);
-      ledgers[i].setDealt(ledger.dealt);
-      ledgers[i].setTail(ledger.tail);
-      ledgers[i].setSlots(ledger.slots);
-      auto parts = ledgers[i].initParts(static_cast<unsigned>(ledger.parts.size()));
-      for (unsigned k = 0; k < parts.size(); ++k) {
-        const SampleLedger::Part& part = ledger.parts[k];
-        parts[k].setWorker(part.worker);
-        parts[k].setSlot(part.slot);
-        parts[k].setTaken(part.taken);
-        parts[k].setBase(part.base);
-        parts[k].setHeld(part.held);
-        auto runs = parts[k].initRuns(static_cast<unsigned>(3 * part.runs.size()));
-        for (unsigned r = 0; r < part.runs.size(); ++r) {
-          runs.set(3 * r, part.runs[r].first);
-          runs.set(3 * r + 1, part.runs[r].stride);
-          runs.set(3 * r + 2, part.runs[r].count);
-        }
-      }
-    }
-  });
-}
-
-Result<SampleReport> decode_sample_report(std::span<const std::byte> bytes) {
-  const auto read_part = [](Check& check, schema::SamplePart::Reader from, SampleLedger::Part* to) {
-    to->worker = from.getWorker();
-    to->slot = from.getSlot();
-    to->taken = from.getTaken();
-    to->base = from.getBase();
-    to->held = from.getHeld();
-    const auto runs = from.getRuns();
-    if (!check.length(runs.size(), kMaxMembers, "list of runs of samples", "numbers")) return;
-    if (runs.size() % 3 != 0) return check.fail("list of runs of samples is cut");
-    for (unsigned r = 0; r < runs.size(); r += 3) to->runs.push_back({runs[r], runs[r + 1], runs[r + 2]});
-  };
-  return decode_payload<SampleReport, schema::SampleReport>(
-      bytes, [&](Check& check, auto from, SampleReport* to) {
-        to->joined = from.getJoined();
-        read_drawn(check, from.getDrawn(), &to->drawn);
-        read_drawn(check, from.getCommitted(), &to->committed);
-        read_drawn(check, from.getStep(), &to->step);
-        const auto lost = from.getLost();
-        if (!check.ok() || !check.length(lost.size(), kMaxMembers, "list of lost workers", "entries")) return;
-        for (const auto worker : lost) {
-          to->lost.push_back({worker.getWorker(), {}});
-          read_drawn(check, worker.getCommitted(), &to->lost.back().committed);
-          if (!check.ok()) return;
-        }
-        const auto ledgers = from.getLedgers();
-        if (!check.length(ledgers.size(), kMaxLedgers, "list of ledgers", "entries")) return;
-        for (const auto ledger : ledgers) {
-          SampleLedger& read = to->ledgers.emplace_back();
-          read.number = ledger.getNumber();
-          read.samples = ledger.getSamples();
-          read.seed = ledger.getSeed();
-          read.shuffle = ledger.getShuffle();
-          read.pass = ledger.getPass();
-          read.epoch = ledger.getEpoch();
-          read.begin = ledger.getBegin();
-          read.view = ledger.getView();
-          read.dealt = ledger.getDealt();
-          read.tail = ledger.getTail();
-          read.slots = ledger.getSlots();
-          const auto parts = ledger.getParts();
-          if (!check.length(parts.size(), kMaxMembers, "list of parts of a ledger", "entries")) return;
-          for (const auto part : parts) {
-            read_part(check, part, &read.parts.emplace_back());
-            if (!check.ok()) return;
-          }
-        }
-      });
-}
-
-std::vector<std::byte> encode(const CheckpointReport& report) {
-  return build_payload<schema::CheckpointReport>([&](schema::CheckpointReport::Builder to) {
-    if (!report.failure.ok()) write_reason(report.failure, to.initFailure());
-    to.setStep(report.step);
-    to.setNbytes(report.nbytes);
-    to.setChecksum(report.checksum);
-    if (!empty(report.drawn)) write_drawn(report.drawn, to.initDrawn());
-  });
-}
-
-Result<CheckpointReport> decode_checkpoint_report(std::span<const std::byte> bytes) {
-  return decode_payload<CheckpointReport, schema::CheckpointReport>(
-      bytes, [](Check& check, auto from, CheckpointReport* to) {
-        check.status(from.getFailure(), &to->failure);
-        to->step = from.getStep();
-        to->nbytes = from.getNbytes();
-        to->checksum = from.getChecksum();
-        read_drawn(check, from.getDrawn(), &to->drawn);
-      });
-}
+// Defines encode(const StepHeader&), decode_step_header() and so on.
+#define DSGD_PAYLOAD(Type, name)                                                                       \
+  std::vector<std::byte> encode(const Type& payload) { return encode_payload<schema::Type>(payload); } \
+  Result<Type> decode_##name(std::span<const std::byte> bytes) {                                       \
+    return decode_payload<schema::Type, Type>(bytes);                                                  \
+  }
+DSGD_PAYLOAD(StepHeader, step_header)
+DSGD_PAYLOAD(StartHeader, start_header)
+DSGD_PAYLOAD(WorkerGpus, worker_gpus)
+DSGD_PAYLOAD(TeamInvitation, team_invitation)
+DSGD_PAYLOAD(ScheduleDigest, schedule_digest)
+DSGD_PAYLOAD(OperationCounts, operation_counts)
+DSGD_PAYLOAD(ValueDigests, value_digests)
+DSGD_PAYLOAD(GradientReport, gradient_report)
+DSGD_PAYLOAD(ViewReport, view_report)
+DSGD_PAYLOAD(SampleReport, sample_report)
+DSGD_PAYLOAD(CheckpointReport, checkpoint_report)
+#undef DSGD_PAYLOAD
 
 }  // namespace dsgd::transport
