@@ -2,7 +2,6 @@
 
 #include <capnp/rpc.capnp.h>
 #include <capnp/serialize.h>
-#include <errno.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +16,7 @@ namespace dsgd::transport::uv {
 namespace {
 
 constexpr size_t kWord = sizeof(capnp::word);
-constexpr size_t kTurnBytes = 8 << 20;        // then other connections, timers and tasks have their turn
-constexpr size_t kDirectBytes = 4096;         // less than this is read through the stage, for the read-ahead
+constexpr size_t kDirectBytes = 4096;  // less than this is read ahead, with the start of the next frame
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
 // Bytes of a payload that are read and then summed while they are in the cache.
 constexpr size_t kSumBytes = 128 << 10;
@@ -62,17 +60,15 @@ capnp::ReaderOptions FrameReader::reader_options() {
 }
 
 FrameReader::FrameReader(ReadShared& shared, Landing* landing)
-    : shared_(shared), landing_(landing), self_(std::make_shared<FrameReader*>(this)) {}
+    : shared_(shared),
+      landing_(landing),
+      self_(std::make_shared<FrameReader*>(this)),
+      input_(shared.received) {}
 
 FrameReader::~FrameReader() { *self_ = nullptr; }
 
 void ReadShared::feed() {
   for (Starving* reader : std::exchange(starving, {})) reader->memory_freed();
-}
-
-void FrameReader::on_readable() {
-  drained_ = false;
-  turn_bytes_ = 0;
 }
 
 Landed* FrameReader::landed(const void* data) {
@@ -97,110 +93,55 @@ void FrameReader::discard(uint64_t operation, const Status& why) {
 
 // ---- reading
 
-FrameReader::Outcome FrameReader::read(Stream stream, kj::Own<Frame>* frame, Status* error) {
+ReadOutcome FrameReader::read(Stream stream, kj::Own<Frame>* frame, Status* error) {
   for (;;) {
-    Step step = Step::kGo;
-    switch (state_) {
-      case State::kTable:
-        step = read_table(stream, error);
-        break;
-      case State::kBodyMemory:
-        step = get_body_memory(error);
-        break;
-      case State::kBody:
-        step = read_body(stream, error);
-        break;
-      case State::kPayloadMemory:
-        step = get_payload_memory(error);
-        break;
-      case State::kPayload:
-        step = read_payload(stream, error);
-        break;
-      case State::kBodyChecksum:
-      case State::kPayloadChecksum:
-        step = read_checksum(stream, error);
-        break;
+    const ReadOutcome outcome = step(stream, error);
+    if (outcome == ReadOutcome::kEnd && (state_ != State::kTable || input_.size() > 0)) {
+      *error = Status(Code::kWorkerLost, "the connection ended in the middle of a message");
+      return ReadOutcome::kError;
     }
-    switch (step) {
-      case Step::kGo:
-        break;
-      case Step::kBlocked:
-        return Outcome::kBlocked;
-      case Step::kStarved:
-        return Outcome::kStarved;
-      case Step::kError:
-        return Outcome::kError;
-      case Step::kEnd:
-        if (state_ == State::kTable && stage_begin_ == stage_end_) return Outcome::kEnd;
-        *error = Status(Code::kWorkerLost, "the connection ended in the middle of a message");
-        return Outcome::kError;
-    }
+    if (outcome != ReadOutcome::kDone) return outcome;
     if (state_ == State::kTable && frame_) {
       frame_->live_ = true;
       ++live_frames_;
       *frame = kj::mv(frame_);
-      return Outcome::kFrame;
+      return ReadOutcome::kDone;
     }
   }
 }
 
-FrameReader::Step FrameReader::receive(Stream stream, void* to, size_t n, size_t* got, Status* error) {
-  *got = 0;
-  if (drained_) return Step::kBlocked;
-  // Once the turn is over, TLS still gives the bytes that it has read: the socket would not announce them.
-  const bool turn_over = turn_bytes_ >= kTurnBytes;
-  for (;;) {
-    const ssize_t k = stream.receive(to, n, turn_over);
-    if (k > 0) {
-      *got = static_cast<size_t>(k);
-      drained_ = *got < n && !stream.tls;
-      turn_bytes_ += *got;
-      shared_.received.fetch_add(*got, std::memory_order_relaxed);
-      return Step::kGo;
-    }
-    if (k == 0) return Step::kEnd;
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      drained_ = true;
-      return Step::kBlocked;
-    }
-    *error = stream.failure(Code::kWorkerLost, "receiving", errno);
-    return Step::kError;
+// Does what the state asks for. kDone: it has led to another state, or there are more bytes to look at.
+ReadOutcome FrameReader::step(Stream stream, Status* error) {
+  switch (state_) {
+    case State::kTable:
+      return read_table(stream, error);
+    case State::kBodyMemory:
+      return get_body_memory(error);
+    case State::kBody:
+      return read_body(stream, error);
+    case State::kPayloadMemory:
+      return get_payload_memory(error);
+    case State::kPayload:
+      return read_payload(stream, error);
+    case State::kBodyChecksum:
+    case State::kPayloadChecksum:
+      return read_checksum(stream, error);
   }
+  return ReadOutcome::kError;
 }
 
-FrameReader::Step FrameReader::fill_stage(Stream stream, Status* error) {
-  if (stage_begin_ > 0) {
-    std::memmove(stage_.data(), stage_.data() + stage_begin_, stage_end_ - stage_begin_);
-    stage_end_ -= stage_begin_;
-    stage_begin_ = 0;
-  }
-  size_t got;
-  const Step step = receive(stream, stage_.data() + stage_end_, stage_.size() - stage_end_, &got, error);
-  stage_end_ += got;
-  return step;
-}
-
-size_t FrameReader::take_staged(void* to, size_t n) {
-  n = std::min(n, stage_end_ - stage_begin_);
-  std::memcpy(to, stage_.data() + stage_begin_, n);
-  stage_begin_ += n;
-  return n;
-}
-
-FrameReader::Step FrameReader::read_table(Stream stream, Status* error) {
-  auto staged = [this] { return stage_end_ - stage_begin_; };
+ReadOutcome FrameReader::read_table(Stream stream, Status* error) {
   auto number = [this](size_t index) {
     uint32_t value;
-    std::memcpy(&value, stage_.data() + stage_begin_ + index * sizeof value, sizeof value);
+    std::memcpy(&value, input_.data() + index * sizeof value, sizeof value);
     return value;
   };
   size_t bytes = kWord;
-  if (staged() >= kWord) {
+  if (input_.size() >= kWord) {
     const uint32_t first = number(0);
     if (checksums_ && first >> 16 != (~first & 0xffff)) {
       *error = corrupted();
-      return Step::kError;
+      return ReadOutcome::kError;
     }
     const uint32_t last = checksums_ ? first & 0xffff : first;
     segments_ = last + 1;
@@ -208,97 +149,90 @@ FrameReader::Step FrameReader::read_table(Stream stream, Status* error) {
       *error = Status(Code::kIo, "a message has " + std::to_string(uint64_t{last} + 1) +
                                      " segments, at most " + std::to_string(FrameWriter::kMaxSegments) +
                                      " are accepted; is the peer another program?");
-      return Step::kError;
+      return ReadOutcome::kError;
     }
     bytes = (segments_ + 2) / 2 * kWord;
   }
   const size_t checksum = checksums_ ? sizeof checksum_ : 0;
-  if (staged() < bytes + checksum) return fill_stage(stream, error);
-  if (checksums_ && number(bytes / sizeof checksum_) != crc32c(0, stage_.data() + stage_begin_, bytes)) {
+  if (input_.size() < bytes + checksum) return input_.read_more(stream, error);
+  if (checksums_ && number(bytes / sizeof checksum_) != crc32c(0, input_.data(), bytes)) {
     *error = corrupted();
-    return Step::kError;
+    return ReadOutcome::kError;
   }
-  size_t total = 0;
+  total_ = 0;
   for (uint32_t i = 0; i < segments_; ++i) {
     sizes_[i] = number(i + 1);
-    total += sizes_[i] * kWord;
+    total_ += sizes_[i] * kWord;
   }
-  if (total > largest_) {
-    *error = Status(Code::kLimit, "a message has " + std::to_string(total) + " bytes, at most " +
+  if (total_ > largest_) {
+    *error = Status(Code::kLimit, "a message has " + std::to_string(total_) + " bytes, at most " +
                                       std::to_string(largest_) + " are accepted");
-    return Step::kError;
+    return ReadOutcome::kError;
   }
-  stage_begin_ += bytes + checksum;
+  input_.skip(bytes + checksum);
   checksum_ = 0;
   // Of two segments the second may be payload: it waits until the first has been looked at.
   const bool maybe_span = landing_ && segments_ == 2 && sizes_[1] > 0;
-  want_ = maybe_span ? sizes_[0] * kWord : total;
+  want_ = maybe_span ? sizes_[0] * kWord : total_;
   got_ = 0;
   frame_ = kj::heap<Frame>(reader_options(), self_);
   state_ = State::kBodyMemory;
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
 // A connection that holds nothing may always have one frame, or none could ever go on; one that does waits.
-FrameReader::Step FrameReader::get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error) {
+ReadOutcome FrameReader::get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error) {
   *buffer = BufferPool::get(shared_.pool, want_, live_frames_ == 0 ? SIZE_MAX / 4 : beyond);
-  if (*buffer) return Step::kGo;
-  if (live_frames_ > 0) return Step::kStarved;
+  if (*buffer) return ReadOutcome::kDone;
+  if (live_frames_ > 0) return ReadOutcome::kStarved;
   *error = Status(Code::kNoMemory, "no memory for a message of " + std::to_string(want_) + " bytes");
-  return Step::kError;
+  return ReadOutcome::kError;
 }
 
-FrameReader::Step FrameReader::get_body_memory(Status* error) {
-  const Step step = get_memory(&frame_->body_, kControlReserve, error);
-  if (step == Step::kGo) state_ = State::kBody;
-  return step;
+ReadOutcome FrameReader::get_body_memory(Status* error) {
+  const ReadOutcome outcome = get_memory(&frame_->body_, kControlReserve, error);
+  if (outcome == ReadOutcome::kDone) state_ = State::kBody;
+  return outcome;
 }
 
-FrameReader::Step FrameReader::read_body(Stream stream, Status* error) {
+ReadOutcome FrameReader::read_body(Stream stream, Status* error) {
   std::byte* body = frame_->body_.data();
   while (got_ < want_) {
-    if (stage_begin_ < stage_end_) {
-      got_ += take_staged(body + got_, want_ - got_);
-      continue;
+    size_t got = input_.take(body + got_, want_ - got_);
+    if (got == 0) {
+      const ReadOutcome outcome = want_ - got_ < kDirectBytes
+                                      ? input_.read_more(stream, error)
+                                      : input_.read_directly(stream, body + got_, want_ - got_, &got, error);
+      if (outcome != ReadOutcome::kDone) return outcome;
     }
-    Step step;
-    if (want_ - got_ < kDirectBytes) {
-      step = fill_stage(stream, error);
-    } else {
-      size_t got;
-      step = receive(stream, body + got_, want_ - got_, &got, error);
-      got_ += got;
-    }
-    if (step != Step::kGo) return step;
+    got_ += got;
   }
   if (!checksums_) return end_body();
   checksum_ = crc32c(0, body, want_);
   state_ = State::kBodyChecksum;
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
 // No byte of a section is used before its checksum is verified. Payload is in its final place by then.
-FrameReader::Step FrameReader::read_checksum(Stream stream, Status* error) {
+ReadOutcome FrameReader::read_checksum(Stream stream, Status* error) {
   uint32_t sent;
-  if (stage_end_ - stage_begin_ < sizeof sent) return fill_stage(stream, error);
-  (void)take_staged(&sent, sizeof sent);
+  if (input_.size() < sizeof sent) return input_.read_more(stream, error);
+  (void)input_.take(&sent, sizeof sent);
   if (sent == std::exchange(checksum_, 0)) return state_ == State::kBodyChecksum ? end_body() : end_payload();
   *error = corrupted();
-  return Step::kError;
+  return ReadOutcome::kError;
 }
 
-FrameReader::Step FrameReader::end_body() {
+ReadOutcome FrameReader::end_body() {
   const auto* words = reinterpret_cast<const capnp::word*>(frame_->body_.data());
   for (uint32_t i = 0, at = 0; i < segments_; at += sizes_[i++]) {
     const bool here = at * kWord < want_ || sizes_[i] == 0;
     frame_->segments_.push_back(here ? kj::arrayPtr(words + at, sizes_[i])
                                      : kj::ArrayPtr<const capnp::word>());
   }
-  size_t total = 0;
-  for (uint32_t i = 0; i < segments_; ++i) total += sizes_[i] * kWord;
-  if (total > want_) return begin_payload();
+  if (total_ > want_) return begin_payload();
   state_ = State::kTable;
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
 // ---- payload
@@ -341,7 +275,7 @@ bool FrameReader::parse_span(int slot, BulkHeader* header, size_t* nbytes) {
   return fits;
 }
 
-FrameReader::Step FrameReader::begin_payload() {
+ReadOutcome FrameReader::begin_payload() {
   want_ = sizes_[1] * kWord;
   got_ = taken_ = carried_ = 0;
   sink_ = nullptr;
@@ -371,23 +305,23 @@ FrameReader::Step FrameReader::begin_payload() {
   } else if (refused.ok()) {
     where_ = Where::kBuffer;
     state_ = State::kPayloadMemory;
-    return Step::kGo;
+    return ReadOutcome::kDone;
   } else {
     slots_[slot].discarded = true;
     slots_[slot].why = refused;
     where_ = Where::kNowhere;
   }
   show_payload();
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
-FrameReader::Step FrameReader::get_payload_memory(Status* error) {
-  const Step step = get_memory(&frame_->payload_, 0, error);
-  if (step != Step::kGo) return step;
+ReadOutcome FrameReader::get_payload_memory(Status* error) {
+  const ReadOutcome outcome = get_memory(&frame_->payload_, 0, error);
+  if (outcome != ReadOutcome::kDone) return outcome;
   state_ = State::kPayload;
   if (frame_->slot_ >= 0) free_slots_.push_back(std::exchange(frame_->slot_, -1));
   show_payload();
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
 void FrameReader::show_payload() {
@@ -397,7 +331,7 @@ void FrameReader::show_payload() {
           : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
 }
 
-FrameReader::Step FrameReader::read_payload(Stream stream, Status* error) {
+ReadOutcome FrameReader::read_payload(Stream stream, Status* error) {
   while (got_ < want_) {
     // Where the next bytes go, and how many may.
     std::byte* to = shared_.scratch;
@@ -414,12 +348,10 @@ FrameReader::Step FrameReader::read_payload(Stream stream, Status* error) {
       room = std::min(nbytes_ - got_, ReadShared::kScratchBytes - carried_);
     }
     if (checksums_) room = std::min(room, kSumBytes);
-    size_t n;
-    if (stage_begin_ < stage_end_) {
-      n = take_staged(to, room);
-    } else {
-      const Step step = receive(stream, to, room, &n, error);
-      if (step != Step::kGo) return step;
+    size_t n = input_.take(to, room);
+    if (n == 0) {
+      const ReadOutcome outcome = input_.read_directly(stream, to, room, &n, error);
+      if (outcome != ReadOutcome::kDone) return outcome;
     }
     const bool payload = got_ < nbytes_;
     got_ += n;
@@ -428,14 +360,14 @@ FrameReader::Step FrameReader::read_payload(Stream stream, Status* error) {
   }
   if (!checksums_) return end_payload();
   state_ = State::kPayloadChecksum;
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
-FrameReader::Step FrameReader::end_payload() {
+ReadOutcome FrameReader::end_payload() {
   if (sink_) shared_.landed.fetch_add(1, std::memory_order_relaxed);
   sink_ = nullptr;
   state_ = State::kTable;
-  return Step::kGo;
+  return ReadOutcome::kDone;
 }
 
 void FrameReader::deliver(size_t n) {

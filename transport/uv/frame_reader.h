@@ -1,5 +1,5 @@
-// Reads Cap'n Proto frames from a socket, with about 1 KiB of read-ahead, and lands payload: segment 0 of a
-// push is parsed before segment 1 is read, so that the bytes go from the socket to where they belong.
+// Reads Cap'n Proto frames from a socket and lands payload: segment 0 of a push is parsed before segment 1 is
+// read, so that the bytes go from the socket to where they belong.
 #pragma once
 
 #include <capnp/message.h>
@@ -15,6 +15,8 @@
 #include "transport/network.h"
 #include "transport/uv/buffer_pool.h"
 #include "transport/uv/frame_writer.h"
+#include "transport/uv/read_ahead.h"
+#include "transport/uv/stream.h"
 
 namespace dsgd::transport::uv {
 
@@ -93,15 +95,9 @@ class FrameReader {
   FrameReader(ReadShared& shared, Landing* landing);  // landing null: everything is pooled
   ~FrameReader();
 
-  enum class Outcome {
-    kFrame,    // *frame holds one
-    kBlocked,  // nothing more to read until the socket is readable again
-    kStarved,  // no receive memory is left, and this connection holds some: call again when some was freed
-    kEnd,      // the peer has ended the stream, between two frames
-    kError,    // broken or malformed; *error says why
-  };
-  Outcome read(Stream stream, kj::Own<Frame>* frame, Status* error);
-  void on_readable();  // the socket has something again, and the reader's share of this turn is fresh
+  // kDone: *frame holds one. kEnd comes between two frames only.
+  ReadOutcome read(Stream stream, kj::Own<Frame>* frame, Status* error);
+  void begin_turn() { input_.begin_turn(); }
   // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not
   // fit is kCorrupted.
   void use_checksums() { checksums_ = true; }
@@ -116,46 +112,39 @@ class FrameReader {
  private:
   friend class Frame;
   enum class State { kTable, kBodyMemory, kBody, kBodyChecksum, kPayloadMemory, kPayload, kPayloadChecksum };
-  enum class Step { kGo, kBlocked, kStarved, kEnd, kError };
 
-  Step read_table(Stream stream, Status* error);
-  Step get_body_memory(Status* error);
-  Step read_body(Stream stream, Status* error);
-  Step read_checksum(Stream stream, Status* error);
-  Step end_body();
-  Step begin_payload();
-  Step get_payload_memory(Status* error);
-  Step get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error);
+  ReadOutcome step(Stream stream, Status* error);
+  ReadOutcome read_table(Stream stream, Status* error);
+  ReadOutcome get_body_memory(Status* error);
+  ReadOutcome read_body(Stream stream, Status* error);
+  ReadOutcome read_checksum(Stream stream, Status* error);
+  ReadOutcome end_body();
+  ReadOutcome begin_payload();
+  ReadOutcome get_payload_memory(Status* error);
+  ReadOutcome get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error);
   void show_payload();
-  Step read_payload(Stream stream, Status* error);
-  Step end_payload();
+  ReadOutcome read_payload(Stream stream, Status* error);
+  ReadOutcome end_payload();
   bool parse_span(int slot, BulkHeader* header, size_t* nbytes);
-  kj::Own<Frame> finish();
   int take_slot();
-  Step receive(Stream stream, void* to, size_t n, size_t* got, Status* error);
-  Step fill_stage(Stream stream, Status* error);
-  size_t take_staged(void* to, size_t n);
   void deliver(size_t n);  // gives the sink its next piece, after n more bytes came into the scratch memory
 
   ReadShared& shared_;
   Landing* landing_;
   std::shared_ptr<FrameReader*> self_;
 
-  static constexpr size_t kReadAhead = 1024;
-  static constexpr size_t kPiece = 64;  // pieces are multiples of this
-  alignas(8) std::array<std::byte, kReadAhead> stage_;
-  size_t stage_begin_ = 0, stage_end_ = 0;
-  bool drained_ = false;   // the last read came back short
-  size_t turn_bytes_ = 0;  // read since the last on_readable
+  ReadAhead input_;
 
   State state_ = State::kTable;
   uint32_t segments_ = 0;
   std::array<uint32_t, FrameWriter::kMaxSegments> sizes_{};  // words
+  size_t total_ = 0;                                         // bytes of all segments
   size_t largest_ = kMaxFrameBytes;                          // frame that is accepted
   kj::Own<Frame> frame_;
   size_t want_ = 0, got_ = 0;  // bytes of body or payload
 
   // The payload under way.
+  static constexpr size_t kPiece = 64;  // pieces are multiples of this
   enum class Where { kBuffer, kPlace, kPieces, kNowhere };
   Where where_ = Where::kBuffer;
   BulkSink* sink_ = nullptr;  // of its slot

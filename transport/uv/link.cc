@@ -310,7 +310,7 @@ bool Link::try_receive(Received* out) {
   kj::Own<Frame> frame;
   Status error;
   switch (reader_.read(stream(), &frame, &error)) {
-    case FrameReader::Outcome::kFrame:
+    case ReadOutcome::kDone:
       if (const std::optional<Status> why = inspect(*frame)) {
         down(*why);
         return false;
@@ -318,20 +318,20 @@ bool Link::try_receive(Received* out) {
       *out = kj::Own<capnp::IncomingRpcMessage>(kj::heap<Incoming>(kj::mv(frame)));
       ++received_;
       return true;
-    case FrameReader::Outcome::kBlocked:
+    case ReadOutcome::kBlocked:
       return false;
-    case FrameReader::Outcome::kStarved:
+    case ReadOutcome::kStarved:
       // The socket stays unread, and so the peer is held back.
       poll_->want_read(false);
       if (std::exchange(starved_, true)) return false;
       shared_.starving.push_back(this);
       events_->link_starved();
       return false;
-    case FrameReader::Outcome::kEnd:
+    case ReadOutcome::kEnd:
       down(Status(Code::kWorkerLost,
                   "the connection ended without a goodbye; the process at its other end has probably died"));
       return false;
-    case FrameReader::Outcome::kError:
+    case ReadOutcome::kError:
       if (error.code() == Code::kNoMemory) port_.note_exhausted();
       if (error.code() == Code::kCorrupted) {
         corrupted_ = error;
@@ -373,7 +373,7 @@ std::optional<Status> Link::inspect(Frame& frame) {
 }
 
 void Link::on_readable() {
-  reader_.on_readable();
+  reader_.begin_turn();
   receive_more();
 }
 

@@ -146,14 +146,14 @@ TEST(FrameReader, FindsAFlippedBitOfTheTableWithoutFurtherBytes) {
     uv::ReadShared shared(1 << 20);
     uv::FrameReader reader(shared, nullptr);
     reader.use_checksums();
-    reader.on_readable();
+    reader.begin_turn();
     kj::Own<uv::Frame> frame;
     Status error;
     const auto outcome = reader.read(far.get(), &frame, &error);
     if (bit < 0) {
-      EXPECT_EQ(outcome, uv::FrameReader::Outcome::kBlocked);
+      EXPECT_EQ(outcome, uv::ReadOutcome::kBlocked);
     } else {
-      EXPECT_EQ(outcome, uv::FrameReader::Outcome::kError) << "bit " << bit;
+      EXPECT_EQ(outcome, uv::ReadOutcome::kError) << "bit " << bit;
       EXPECT_EQ(error.code(), Code::kCorrupted) << "bit " << bit;
     }
   }

@@ -1,0 +1,46 @@
+// The bytes of a connection as its frame reader takes them: about 1 KiB is read ahead, so that a small frame
+// takes one system call, and one connection reads no more than its share of a turn of the loop.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/base/status.h"
+#include "transport/uv/stream.h"
+
+namespace dsgd::transport::uv {
+
+enum class ReadOutcome {
+  kDone,
+  kBlocked,  // nothing more to read until the socket is readable again
+  kStarved,  // no receive memory is left, and this connection holds some: call again when some was freed
+  kEnd,      // the peer has ended the stream
+  kError,    // broken or malformed; *error says why
+};
+
+class ReadAhead {
+ public:
+  explicit ReadAhead(std::atomic<uint64_t>& received) : received_(received) {}
+
+  void begin_turn();  // the socket has something again, and the share of this turn is fresh
+
+  size_t size() const { return end_ - begin_; }  // of what has been read ahead
+  const std::byte* data() const { return bytes_.data() + begin_; }
+  void skip(size_t n) { begin_ += n; }
+  size_t take(void* to, size_t n);  // at most n bytes of it; returns how many
+
+  ReadOutcome read_more(Stream stream, Status* error);  // ahead
+  // Reads past the bytes that have been read ahead, of which there must be none.
+  ReadOutcome read_directly(Stream stream, void* to, size_t n, size_t* got, Status* error);
+
+ private:
+  std::atomic<uint64_t>& received_;
+  alignas(8) std::array<std::byte, 1024> bytes_;
+  size_t begin_ = 0, end_ = 0;
+  bool drained_ = false;   // the last read came back short
+  size_t turn_bytes_ = 0;  // read in this turn
+};
+
+}  // namespace dsgd::transport::uv
