@@ -33,17 +33,12 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
                                     "; raise the limit of open files (ulimit -n)");
   }
   loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
-  Status status;
   try {
     const SignalsBlocked blocked;
     loop->thread_ = std::thread([raw = loop.get(), thread_name] { raw->thread_main(thread_name); });
   } catch (const std::system_error& error) {
-    status = Status(Code::kLimit, std::string("cannot start a communication thread: ") + error.what() +
-                                      "; raise the limit of processes (ulimit -u)");
-  }
-  if (!status.ok()) {
-    loop->kj_.reset();
-    return status;
+    return Status(Code::kLimit, std::string("cannot start a communication thread: ") + error.what() +
+                                    "; raise the limit of processes (ulimit -u)");
   }
   rest_at_exit(loop.get());
   return loop;
@@ -84,7 +79,7 @@ uint64_t UvLoop::random() {
 void UvLoop::set_busy(bool busy) {
   if (busy_.exchange(busy) || !busy) return;
   std::lock_guard lock(mutex_);
-  if (driver_ == Driver::kNone && !someone_may_drive()) call_thread();
+  if (driver_ == Driver::kNone && !next_driver()) call_thread();
 }
 
 void UvLoop::post(Task task) {
@@ -95,7 +90,7 @@ void UvLoop::post(Task task) {
     posted_.push_back(std::move(task));
     if (ours) return;  // the driver looks before it sleeps
     if (driver_ == Driver::kNone) {
-      if (!someone_may_drive()) call_thread();
+      if (!next_driver()) call_thread();
     } else {
       sleeping = true;
     }
@@ -141,15 +136,11 @@ bool UvLoop::wait(const std::atomic<bool>& done, Time deadline) {
       return finished;
     }
     if (driver_ == Driver::kNone && may_drive && !stop_) {
-      driver_ = Driver::kCaller;
-      driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+      take_role(Driver::kCaller);
       lock.unlock();
       may_drive = drive(done, deadline);
       lock.lock();
-      driver_id_.store({}, std::memory_order_relaxed);
-      driver_ = Driver::kNone;
-      rested_.notify_all();
-      last_caller_ = now();
+      give_up_role();
       continue;
     }
     wait_passively(lock, done, deadline, may_drive);
@@ -181,18 +172,27 @@ void UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomi
   waiting_.fetch_sub(1);
 }
 
-bool UvLoop::someone_may_drive() const {
-  for (const Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
-    if (waiter->may_drive) return true;
-  }
-  return false;
+void UvLoop::take_role(Driver driver) {
+  driver_ = driver;
+  driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+void UvLoop::give_up_role() {
+  driver_id_.store({}, std::memory_order_relaxed);
+  driver_ = Driver::kNone;
+  rested_.notify_all();
+  last_drive_ = now();
+}
+
+UvLoop::Waiter* UvLoop::next_driver() const {
+  Waiter* waiter = waiters_;
+  while (waiter && !waiter->may_drive) waiter = waiter->next;
+  return waiter;
 }
 
 // The role is free. Wakes the first waiter that may drive; if there is none, and work is left, the thread.
 void UvLoop::hand_over() {
-  for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) {
-    if (waiter->may_drive) return waiter->wake.notify_one();
-  }
+  if (Waiter* next = next_driver()) return next->wake.notify_one();
   if (waiters_ || busy_.load() || !posted_.empty() || stop_) {
     call_thread();
   } else if (thread_deep_) {
@@ -219,7 +219,6 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
   port_->set_spin(spin_);
   for (;;) {
     work();
-    tell_waiters();
     if (resting_.load()) break;
     if (done.load(std::memory_order_acquire) || now() >= deadline) {
       // Calls that end at once, one after the other, keep the communication thread away. So one of them looks
@@ -229,7 +228,6 @@ DSGD_REAL_STACK bool UvLoop::drive(const std::atomic<bool>& done, Time deadline)
         poll();
       }
       work();  // also for what the last tasks have posted, or the communication thread would be woken for it
-      tell_waiters();
       break;
     }
     sleep_or_poll(deadline);
@@ -263,30 +261,18 @@ DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
   int rounds = 0;
   std::unique_lock lock(mutex_);
   thread_called_ = true;
-  for (;;) {
-    if (resting_) {
-      thread_wake_.wait(lock, [this] { return stop_; });
-      return;
-    }
-    if (stop_ && driver_ == Driver::kNone) break;
-    if (driver_ == Driver::kNone && !someone_may_drive()) {
-      const bool rested = last_caller_ == Time::min() || now() - last_caller_ >= kLinger;
-      if (thread_called_ || busy_.load() || rested) {
-        thread_called_ = false;
-        rounds = 0;
-        driver_ = Driver::kThread;
-        driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-        lock.unlock();
-        drive_until_yield();
-        lock.lock();
-        driver_id_.store({}, std::memory_order_relaxed);
-        driver_ = Driver::kNone;
-        rested_.notify_all();
-        yield_wanted_.store(false);
-        last_caller_ = now();  // a caller takes over now
-        if (!stop_) hand_over();
-        continue;
-      }
+  while (!resting_ && !(stop_ && driver_ == Driver::kNone)) {
+    if (thread_shall_drive()) {
+      thread_called_ = false;
+      rounds = 0;
+      take_role(Driver::kThread);
+      lock.unlock();
+      drive_until_yield();
+      lock.lock();
+      give_up_role();
+      yield_wanted_.store(false);
+      if (!stop_) hand_over();
+      continue;
     }
     thread_called_ = false;
     if (driver_ == Driver::kCaller && ++rounds >= kRoundsBeforeDeepSleep) {
@@ -297,14 +283,26 @@ DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
       thread_wake_.wait_for(lock, kLinger);
     }
   }
-  // The end. Tasks that nobody will run are dropped here, with a KJ loop in force for what they hold.
-  driver_ = Driver::kThread;
-  driver_id_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  auto dropped = std::move(posted_);
-  posted_.clear();
+  if (resting_) return thread_wake_.wait(lock, [this] { return stop_; });
+  take_role(Driver::kThread);
   lock.unlock();
+  shut_down();
+}
+
+bool UvLoop::thread_shall_drive() const {
+  if (driver_ != Driver::kNone || next_driver()) return false;
+  return thread_called_ || busy_.load() || last_drive_ == Time::min() || now() - last_drive_ >= kLinger;
+}
+
+// Drops tasks that have not run, with a KJ loop in force for what they hold, and closes the loop.
+void UvLoop::shut_down() {
   {
     kj::WaitScope scope(*kj_);
+    std::vector<Task> dropped;
+    {
+      std::lock_guard lock(mutex_);
+      dropped.swap(posted_);
+    }
     dropped.clear();
     timers_.clear();
     timer_times_.clear();
@@ -318,7 +316,6 @@ void UvLoop::drive_until_yield() {
   kj::WaitScope scope(*kj_);
   for (;;) {
     work();
-    tell_waiters();
     if (yield_wanted_.load()) return;
     {
       std::lock_guard lock(mutex_);
@@ -342,21 +339,20 @@ void UvLoop::work() {
   run_timers();
   run_kj();
   tell_exhausted();
+  tell_waiters();
 }
 
 void UvLoop::tell_exhausted() {
   if (port_->take_exhausted() && exhausted_then_) port_->guarded(exhausted_then_);
 }
 
-bool UvLoop::run_posted() {
+void UvLoop::run_posted() {
   {
     std::lock_guard lock(mutex_);
-    if (posted_.empty()) return false;
     running_.swap(posted_);
   }
   for (Task& task : running_) run_task(task);
   running_.clear();
-  return true;
 }
 
 void UvLoop::run_timers() {

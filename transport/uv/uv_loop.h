@@ -72,12 +72,18 @@ class UvLoop final : public Loop {
   bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
   void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
                       bool may_drive);
-  void hand_over();  // with the lock
-  bool someone_may_drive() const;
-  void call_thread();  // with the lock
-  void work();         // posted tasks, due timers, KJ's events; throws nothing
+  // With the lock:
+  void take_role(Driver driver);
+  void give_up_role();
+  void hand_over();
+  Waiter* next_driver() const;  // the first waiter that may drive; null: none
+  bool thread_shall_drive() const;
+  void call_thread();
+
+  void shut_down();
+  void work();  // posted tasks, due timers, KJ's events, then those who wait; throws nothing
   void run_task(Task& task);
-  bool run_posted();
+  void run_posted();
   void run_timers();
   void run_kj();
   void tell_exhausted();
@@ -93,11 +99,11 @@ class UvLoop final : public Loop {
   std::condition_variable thread_wake_;
   std::vector<Task> posted_;
   Driver driver_ = Driver::kNone;
-  Waiter* waiters_ = nullptr;  // the first of them; in the order in which they came
-  Time last_caller_ = Time::min();
-  Time polled_{};               // when the driver last looked at the sockets; the driver's own
-  bool thread_called_ = false;  // the thread shall drive now, not a millisecond later
-  bool thread_deep_ = false;    // the thread sleeps without looking at the clock
+  Waiter* waiters_ = nullptr;      // the first of them; in the order in which they came
+  Time last_drive_ = Time::min();  // when the role was last given up
+  Time polled_{};                  // when the driver last looked at the sockets; the driver's own
+  bool thread_called_ = false;     // the thread shall drive now, not a millisecond later
+  bool thread_deep_ = false;       // the thread sleeps without looking at the clock
   bool stop_ = false;
   std::condition_variable rested_;
 
