@@ -201,8 +201,7 @@ void Link::send(Outgoing& message) {
     held_ = true;
     return;
   }
-  write_quietly();
-  flush_soon();
+  push_out();
 }
 
 // No caller waits for a Finish, nor for the credit of a small chunk while there is much of it left: they are
@@ -223,7 +222,9 @@ bool Link::can_wait(Outgoing& message) {
 
 void Link::push_out() {
   write_quietly();
-  flush_soon();
+  if (flush_queued_ || stopped_ || down_) return;
+  port_.flush_later(this);
+  flush_queued_ = true;
 }
 
 void Link::send_raw(std::vector<uint8_t> bytes) {
@@ -233,8 +234,7 @@ void Link::send_raw(std::vector<uint8_t> bytes) {
   frame.count = 1;
   frame.bytes = frame.raw.size();
   writer_.push(std::move(frame));
-  write_quietly();
-  flush_soon();
+  push_out();
 }
 
 void Link::send_goodbye() { send_abort(kGoodbye); }
@@ -280,12 +280,6 @@ void Link::write_quietly() {
 void Link::write() {
   write_quietly();
   if (!stopped_ && !down_ && std::exchange(unreported_, false)) events_->link_written();
-}
-
-void Link::flush_soon() {
-  if (flush_queued_ || stopped_ || down_) return;
-  port_.flush_later(this);
-  flush_queued_ = true;
 }
 
 // The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short

@@ -64,7 +64,6 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void push_out();      // writes what is held back to be batched with the next message
   void end_writing();   // after all is written
   void stop();          // no more events, no more reading and writing
-  bool stopped() const { return stopped_; }
   bool starved() const { return starved_; }
   uint64_t received() const { return received_; }  // messages
 
@@ -96,7 +95,6 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void rpc_gave_up();
   void write();          // and tells the owner
   void write_quietly();  // the owner is told at the next flush
-  void flush_soon();
   void down(const Status& why);
   void send_abort(const char* reason);
 

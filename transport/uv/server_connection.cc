@@ -13,16 +13,24 @@
 namespace dsgd::transport::uv {
 
 namespace {
-constexpr size_t kRememberedDiscards = 256;
 
+constexpr size_t kRememberedDiscards = 256;
+// Messages of a worker to the head are small. The limit bounds the memory that connections of strangers can
+// hold.
+constexpr size_t kLargestControlFrame = size_t{256} << 10;
+
+Status closed_here() {
+  return Status(Code::kClosed, "the connection was closed by the side that accepted it");
 }
 
 // Why something gets no other answer.
-Status ServerConnection::dropped(const char* what) {
+Status dropped(const char* what) {
   if (std::uncaught_exceptions() > 0)
     return Status(Code::kNoMemory, std::string("there was no memory to take the ") + what);
   return Status(Code::kInternal, std::string("the ") + what + " was dropped without an answer");
 }
+
+}  // namespace
 
 // ---- handles
 
@@ -32,7 +40,7 @@ class ServerConnection::Answer {
   Answer(std::shared_ptr<Anchor> anchor, uint64_t id) : anchor_(std::move(anchor)), id_(id) {}
   ~Answer() {
     if (given_ || !anchor_->connection) return;
-    anchor_->connection->guarded([this] { give(anchor_->connection->dropped("request")); });
+    anchor_->connection->guarded([this] { give(dropped("request")); });
   }
   void give(const Result<Message>& result) {
     if (given_) return;
@@ -54,7 +62,7 @@ class ServerConnection::Receipt final : public BulkReceipt {
   }
   ~Receipt() override {
     if (finished_ || !anchor_->connection) return;
-    anchor_->connection->guarded([this] { finish(anchor_->connection->dropped("chunk")); });
+    anchor_->connection->guarded([this] { finish(dropped("chunk")); });
     anchor_->connection->receipts_.erase(this);
   }
 
@@ -132,10 +140,6 @@ ServerConnection::ServerConnection(NetworkShared shared, Greeting greeting, Serv
 
 ServerConnection::~ServerConnection() noexcept { drop_rpc(); }
 
-// Messages of a worker to the head are small. The limit bounds the memory that connections of strangers can
-// hold.
-constexpr size_t kLargestControlFrame = size_t{256} << 10;
-
 void ServerConnection::start() {
   const Status refused = handler_->on_open(*this);
   link_->send_raw(encode(HelloReply{refused, proof_, hello_.checksum}));
@@ -156,12 +160,12 @@ kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
   context.releaseParams();
   const uint64_t id = ++next_id_;
   auto paf = kj::newPromiseAndFulfiller<void>();
-  calls_.emplace(id, OpenCall{kj::mv(context), kj::mv(paf.fulfiller)});
+  calls_.emplace(id, Unanswered<CallContext>{kj::mv(context), kj::mv(paf.fulfiller)});
   KJ_ON_SCOPE_FAILURE(calls_.erase(id));  // RPC answers the call with the exception
   if (!request.ok()) {
     answer_call(id, request.status());
   } else if (!serving()) {
-    answer_call(id, Status(Code::kClosed, "the connection was closed by the side that accepted it"));
+    answer_call(id, closed_here());
   } else {
     auto answer = std::make_shared<Answer>(anchor_, id);
     handler_->on_call(*this, std::move(request).value(),
@@ -171,12 +175,20 @@ kj::Promise<void> ServerConnection::on_rpc_call(CallContext context) {
 }
 
 void ServerConnection::answer_call(uint64_t id, const Result<Message>& result) {
-  auto node = calls_.extract(id);
-  if (node.empty()) return;
-  OpenCall& call = node.mapped();
   const size_t words = result.ok() ? words_for(result.value()) : words_for(result.status());
+  answer(calls_, id, [&](CallContext& context) {
+    write(result, context.getResults(capnp::MessageSize{words + 16, 0}).initReply());
+  });
+}
+
+template <typename Context, typename Fill>
+void ServerConnection::answer(std::unordered_map<uint64_t, Unanswered<Context>>& unanswered, uint64_t id,
+                              const Fill& fill) {
+  auto node = unanswered.extract(id);
+  if (node.empty()) return;
+  Unanswered<Context>& call = node.mapped();
   KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
-                 write(result, call.context.getResults(capnp::MessageSize{words + 16, 0}).initReply());
+                 fill(call.context);
                  call.fulfiller->fulfill();
                })) {
     call.fulfiller->reject(kj::mv(*exception));
@@ -185,17 +197,17 @@ void ServerConnection::answer_call(uint64_t id, const Result<Message>& result) {
 
 // ---- chunks
 
+// Returns why no chunk of the operation is taken; OK: chunks are.
+Status ServerConnection::refusal(uint64_t operation) const {
+  if (!serving()) return closed_here();
+  const auto it = discarded_.find(operation);
+  return it == discarded_.end() ? Status() : it->second;
+}
+
 std::unique_ptr<BulkSink> ServerConnection::on_span(const BulkHeader& header, size_t nbytes,
                                                     Status* refused) {
-  if (!serving()) {
-    *refused = Status(Code::kClosed, "the connection was closed by the side that accepted it");
-    return nullptr;
-  }
-  if (auto it = discarded_.find(header.operation); it != discarded_.end()) {
-    *refused = it->second;
-    return nullptr;
-  }
-  return handler_->on_bulk(*this, header, nbytes);
+  *refused = refusal(header.operation);
+  return refused->ok() ? handler_->on_bulk(*this, header, nbytes) : nullptr;
 }
 
 kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
@@ -211,15 +223,10 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
     data = {};
   }
   if (data.empty()) context.releaseParams();
-  if (refused.ok() && !serving()) {
-    refused = Status(Code::kClosed, "the connection was closed by the side that accepted it");
-  }
-  if (refused.ok()) {
-    if (auto it = discarded_.find(header.value().operation); it != discarded_.end()) refused = it->second;
-  }
+  if (refused.ok()) refused = refusal(header.value().operation);
   const uint64_t id = ++next_id_;
   auto paf = kj::newPromiseAndFulfiller<void>();
-  pushes_.emplace(id, OpenPush{kj::mv(context), kj::mv(paf.fulfiller)});
+  pushes_.emplace(id, Unanswered<PushContext>{kj::mv(context), kj::mv(paf.fulfiller)});
   KJ_ON_SCOPE_FAILURE(pushes_.erase(id));  // RPC answers the push with the exception
   if (!refused.ok()) {
     answer_push(id, refused);
@@ -233,17 +240,10 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
 }
 
 void ServerConnection::answer_push(uint64_t id, const Status& status) {
-  auto node = pushes_.extract(id);
-  if (node.empty()) return;
-  OpenPush& push = node.mapped();
-  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
-                 push.context.releaseParams();
-                 write(status,
-                       push.context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
-                 push.fulfiller->fulfill();
-               })) {
-    push.fulfiller->reject(kj::mv(*exception));
-  }
+  answer(pushes_, id, [&](PushContext& context) {
+    context.releaseParams();
+    write(status, context.getResults(capnp::MessageSize{words_for(status) + 8, 0}).initStatus());
+  });
 }
 
 void ServerConnection::discard(uint64_t operation, const Status& why) {

@@ -46,12 +46,9 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   };
   using CallContext = capnp::CallContext<schema::Wire::CallParams, schema::Wire::CallResults>;
   using PushContext = capnp::CallContext<schema::Wire::PushParams, schema::Wire::PushResults>;
-  struct OpenCall {
-    CallContext context;
-    kj::Own<kj::PromiseFulfiller<void>> fulfiller;
-  };
-  struct OpenPush {
-    PushContext context;
+  template <typename Context>
+  struct Unanswered {
+    Context context;
     kj::Own<kj::PromiseFulfiller<void>> fulfiller;
   };
 
@@ -60,9 +57,12 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   kj::Promise<void> on_rpc_push(PushContext context);
   void answer_call(uint64_t id, const Result<Message>& result);
   void answer_push(uint64_t id, const Status& status);
+  template <typename Context, typename Fill>
+  static void answer(std::unordered_map<uint64_t, Unanswered<Context>>& unanswered, uint64_t id,
+                     const Fill& fill);
+  Status refusal(uint64_t operation) const;
   bool serving() const { return handler_ != nullptr && open(); }
   void drop_rpc();
-  Status dropped(const char* what);
 
   std::unique_ptr<BulkSink> on_span(const BulkHeader& header, size_t nbytes, Status* refused) override;
 
@@ -78,8 +78,8 @@ class ServerConnection final : public Connection, public ServerChannel, private 
   std::optional<capnp::RpcSystem<capnp::rpc::twoparty::VatId>> rpc_;
   std::shared_ptr<Anchor> anchor_;
   uint64_t next_id_ = 0;
-  std::unordered_map<uint64_t, OpenCall> calls_;
-  std::unordered_map<uint64_t, OpenPush> pushes_;
+  std::unordered_map<uint64_t, Unanswered<CallContext>> calls_;
+  std::unordered_map<uint64_t, Unanswered<PushContext>> pushes_;
   std::set<Receipt*> receipts_;  // with data
   std::map<uint64_t, Status> discarded_;
   std::deque<uint64_t> discarded_order_;
