@@ -1,13 +1,11 @@
 #include "transport/uv/environment.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,17 +37,9 @@ class UvEnvironment final : public Environment {
   Status start_thread(const std::string& name, std::function<void()> program) override {
     std::lock_guard lock(mutex_);
     threads_.reserve(threads_.size() + 1);
-    try {
-      const uv::SignalsBlocked blocked;
-      threads_.emplace_back([name = name.substr(0, 15), program = std::move(program)] {
-        pthread_setname_np(pthread_self(), name.c_str());
-        program();
-      });
-    } catch (const std::system_error& error) {
-      return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
-                                      "; raise the limit of processes (ulimit -u)");
-    }
-    return {};
+    auto thread = uv::start_thread(name, std::move(program));
+    if (thread.ok()) threads_.push_back(std::move(thread).value());
+    return thread.status();
   }
   Result<std::shared_ptr<Files>> new_files() override { return uv::make_files(); }
   Result<std::unique_ptr<Http>> new_http(std::optional<TlsFiles> tls) override {

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +15,6 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -134,16 +132,9 @@ class PosixFiles final : public Files {
   Status run(std::function<void()> work) override {
     std::lock_guard lock(list_->mutex);
     if (!started_) {
-      try {
-        const SignalsBlocked blocked;
-        std::thread([list = list_] {
-          pthread_setname_np(pthread_self(), "dsgd-files");
-          list->run();
-        }).detach();
-      } catch (const std::system_error& error) {
-        return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
-                                        "; raise the limit of processes (ulimit -u)");
-      }
+      auto thread = start_thread("dsgd-files", [list = list_] { list->run(); });
+      if (!thread.ok()) return thread.status();
+      thread.value().detach();
       started_ = true;
     }
     list_->work.push_back(std::move(work));

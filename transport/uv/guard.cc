@@ -1,9 +1,12 @@
 #include "transport/uv/guard.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <uv.h>
 
 #include <cstring>
+#include <system_error>
+#include <utility>
 
 namespace dsgd::transport::uv {
 
@@ -16,12 +19,6 @@ DefaultFloats::~DefaultFloats() { fesetenv(&host_); }
 
 void set_default_floats() { fesetenv(FE_DFL_ENV); }
 
-void block_all_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
-}
-
 SignalsBlocked::SignalsBlocked() {
   sigset_t all;
   sigfillset(&all);
@@ -29,6 +26,20 @@ SignalsBlocked::SignalsBlocked() {
 }
 
 SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+Result<std::thread> start_thread(const std::string& name, std::function<void()> program,
+                                 const std::string& what) {
+  try {
+    const SignalsBlocked blocked;
+    return std::thread([name = name.substr(0, 15), program = std::move(program)] {
+      pthread_setname_np(pthread_self(), name.c_str());
+      program();
+    });
+  } catch (const std::system_error& error) {
+    return Status(Code::kLimit, "cannot start " + what + ": " + error.what() +
+                                    "; raise the limit of processes (ulimit -u)");
+  }
+}
 
 bool is_exhaustion(const kj::Exception& exception) {
   return std::strstr(exception.getDescription().cStr(), "std::bad_alloc") != nullptr;

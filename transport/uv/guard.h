@@ -7,7 +7,9 @@
 #include <signal.h>
 
 #include <cfenv>
+#include <functional>
 #include <string>
+#include <thread>
 
 #include "transport/base/status.h"
 
@@ -38,7 +40,6 @@ class DefaultFloats {
 };
 
 void set_default_floats();
-void block_all_signals();
 // Blocks all signals on the calling thread while it starts another one, which inherits the mask: the host's
 // handlers run in the host's threads, from the new thread's beginning.
 class SignalsBlocked {
@@ -51,6 +52,10 @@ class SignalsBlocked {
  private:
   sigset_t before_;
 };
+
+// Starts a thread with all signals blocked. The error calls it `what`. The system cuts `name` to 15 bytes.
+Result<std::thread> start_thread(const std::string& name, std::function<void()> program,
+                                 const std::string& what = "a thread");
 
 Status to_status(const kj::Exception& exception);
 // Returns whether KJ made the exception from std::bad_alloc, here or at the peer.

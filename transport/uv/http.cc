@@ -1,13 +1,10 @@
 #include "transport/uv/http.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -86,11 +83,9 @@ class CurlHttp final : public Http {
         tls_(std::move(tls)),
         headers_(curl.slist_append(nullptr, "Content-Type: application/json")) {
     anchor_->http = this;
-    const SignalsBlocked blocked;
-    thread_ = std::thread([this] {
-      pthread_setname_np(pthread_self(), "dsgd-http");
-      run();
-    });
+  }
+  Status start() {
+    return start_thread("dsgd-http", [this] { run(); }).into(&thread_);
   }
   ~CurlHttp() override {
     {
@@ -102,7 +97,7 @@ class CurlHttp final : public Http {
       over_ = true;
     }
     curl_.multi_wakeup(multi_);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     for (const auto& [easy, call] : calls_) end_handle(easy, *call);
     curl_.multi_cleanup(multi_);
     curl_.slist_free_all(headers_);
@@ -337,13 +332,9 @@ Result<std::unique_ptr<Http>> make_http(std::optional<TlsFiles> tls) {
     multi = curl->multi_init();
   }
   if (!multi) return Status(Code::kNoMemory, "no memory for HTTP");
-  try {
-    return std::unique_ptr<Http>(new CurlHttp(*curl, multi, std::move(tls)));
-  } catch (const std::system_error& error) {
-    curl->multi_cleanup(multi);
-    return Status(Code::kLimit, std::string("cannot start a thread: ") + error.what() +
-                                    "; raise the limit of processes (ulimit -u)");
-  }
+  auto http = std::make_unique<CurlHttp>(*curl, multi, std::move(tls));
+  DSGD_RETURN_IF_ERROR(http->start());
+  return std::unique_ptr<Http>(std::move(http));
 }
 
 }  // namespace dsgd::transport::uv

@@ -1,12 +1,10 @@
 #include "transport/uv/uv_loop.h"
 
-#include <pthread.h>
 #include <sys/random.h>
 #include <time.h>
 
 #include <optional>
 #include <random>
-#include <system_error>
 
 #include "transport/uv/at_exit.h"
 #include "transport/uv/guard.h"
@@ -33,13 +31,9 @@ Result<std::unique_ptr<UvLoop>> UvLoop::start(const std::string& thread_name) {
                                     "; raise the limit of open files (ulimit -n)");
   }
   loop->kj_ = std::make_unique<kj::EventLoop>(*loop->port_);
-  try {
-    const SignalsBlocked blocked;
-    loop->thread_ = std::thread([raw = loop.get(), thread_name] { raw->thread_main(thread_name); });
-  } catch (const std::system_error& error) {
-    return Status(Code::kLimit, std::string("cannot start a communication thread: ") + error.what() +
-                                    "; raise the limit of processes (ulimit -u)");
-  }
+  DSGD_RETURN_IF_ERROR(start_thread(
+                           thread_name, [raw = loop.get()] { raw->thread_main(); }, "a communication thread")
+                           .into(&loop->thread_));
   rest_at_exit(loop.get());
   return loop;
 }
@@ -253,10 +247,8 @@ void UvLoop::await_rest(std::chrono::steady_clock::time_point until) {
 
 // ---- the communication thread
 
-DSGD_REAL_STACK void UvLoop::thread_main(const std::string& name) {
-  block_all_signals();
+DSGD_REAL_STACK void UvLoop::thread_main() {
   set_default_floats();
-  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
   QuietKj quiet;
   int rounds = 0;
   std::unique_lock lock(mutex_);

@@ -67,7 +67,7 @@ class UvLoop final : public Loop {
   enum class Driver { kNone, kThread, kCaller };
 
   UvLoop() = default;
-  void thread_main(const std::string& name);
+  void thread_main();
   void drive_until_yield();
   bool drive(const std::atomic<bool>& done, Time deadline);  // false: this thread has a KJ loop of its own
   void wait_passively(std::unique_lock<std::mutex>& lock, const std::atomic<bool>& done, Time deadline,
