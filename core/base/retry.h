@@ -21,6 +21,10 @@ inline bool is_final(const Status& status) {
   }
 }
 
+// Returns whether this error of a call or a dial says that the connection to the head has ended, or that
+// there was none. Otherwise the head has answered: a status with a rank comes from it.
+inline bool is_lost_connection(const Status& why) { return !why.ok() && !is_final(why) && why.rank() < 0; }
+
 // Returns between half of `delay` and all of it, so that workers do not dial in step.
 inline transport::Duration with_jitter(transport::Loop& loop, transport::Duration delay) {
   const auto half = static_cast<uint64_t>(delay.count()) / 2;

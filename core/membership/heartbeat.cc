@@ -9,7 +9,6 @@
 #include "core/base/stopped.h"
 #include "core/membership/leases.h"
 #include "core/membership/probe.h"
-#include "core/membership/returner.h"
 #include "core/membership/text.h"
 
 namespace dsgd {

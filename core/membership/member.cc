@@ -7,11 +7,12 @@
 
 #include "core/base/address.h"
 #include "core/base/describe.h"
+#include "core/base/retry.h"
 #include "core/base/views_change.h"
 #include "core/membership/admission.h"
+#include "core/membership/head_reconnector.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
-#include "core/membership/returner.h"
 #include "core/membership/text.h"
 #include "transport/poster.h"
 
@@ -65,11 +66,11 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   uint64_t connection = 0;                 // number of the channel
   // Addresses of the heads; the one that this worker joined is first, and numeric.
   std::vector<std::string> heads;
-  std::shared_ptr<Returner> returner;  // null: the head is not lost
-  bool return_again = false;           // once the returner has ended
-  Status head_loss;                    // why it counts as lost, while there is a returner
-  bool missed = false;                 // the loss of the head was logged, so its return is, too
-  transport::Time came_back{};         // the head, last
+  std::shared_ptr<HeadReconnector> reconnector;  // null: the head is not lost
+  bool return_again = false;                     // once the reconnector has ended
+  Status head_loss;                              // why it counts as lost, while there is a reconnector
+  bool missed = false;                           // the loss of the head was logged, so its return is, too
+  transport::Time came_back{};                   // the head, last
   std::shared_ptr<Heartbeat> heartbeat;
   JoinReply view;     // as this worker joined
   JoinReply present;  // the view that the head has last published; a learner is its last member
@@ -351,7 +352,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // A head that is only silent keeps its connection until another one has replaced it: to the head, the end
   // of the connection would be the loss of this worker.
   void head_silent(Status why) {
-    if (returner || (phase != Phase::kJoined && phase != Phase::kLeaving)) return;
+    if (reconnector || (phase != Phase::kJoined && phase != Phase::kLeaving)) return;
     if (phase == Phase::kJoined) {
       missed = true;
       log->warning(why.message() + "; training goes on, and the head is dialled again for " +
@@ -364,7 +365,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // the control connection leads, which may be silent for ever.
   void head_answered() {
     if (phase != Phase::kJoined && phase != Phase::kLeaving) return;
-    if (returner) {
+    if (reconnector) {
       return_again = true;
       return;
     }
@@ -374,21 +375,22 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void await_head(Status why) {
     head_loss = std::move(why);
-    ReturnerOptions o;
+    HeadReconnector::Options o;
     o.addresses = heads;
     o.hello = hello_of(transport::Role::kControl);
     o.token = options.token;
     o.request = {number(), view.view, options.join.incarnation};
     o.lease = options.lease;
     o.deadline = loop.now() + options.head_timeout;
-    returner = std::make_shared<Returner>(network, std::move(o), [this](Result<Returner::Channel> back) {
-      returner = nullptr;
-      back.ok() ? come_back(std::move(back).value()) : no_return(back.status());
-    });
-    returner->start();
+    reconnector = std::make_shared<HeadReconnector>(
+        network, std::move(o), [this](Result<HeadReconnector::Channel> back) {
+          reconnector = nullptr;
+          back.ok() ? come_back(std::move(back).value()) : no_return(back.status());
+        });
+    reconnector->start();
   }
 
-  void come_back(Returner::Channel back) {
+  void come_back(HeadReconnector::Channel back) {
     drop_channel(false);
     channel = std::move(back);
     ++connection;
@@ -431,18 +433,18 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // is for messages and the head's second look.
   transport::Time verdict_due(transport::Time reported) const {
     if (!view.durable) return reported + 5 * options.lease / 4;
-    if (returner) return loop.now() + options.lease;
+    if (reconnector) return loop.now() + options.lease;
     return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
   }
 
-  void stop_returner() {
+  void stop_reconnector() {
     return_again = false;
-    if (returner) std::exchange(returner, nullptr)->stop();
+    if (reconnector) std::exchange(reconnector, nullptr)->stop();
   }
 
   void break_down(const Status& why) {
     if (phase != Phase::kJoined) return;
-    stop_returner();
+    stop_reconnector();
     phase = Phase::kBroken;
     broken = why;
     log->info("the job cannot go on: " +
@@ -464,7 +466,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     return dsgd::views_change(join.num_workers, join.min_workers, join.max_workers, join.rejoin_timeout);
   }
 
-  bool has_head() const { return phase == Phase::kJoined && (channel || returner) && !host_left; }
+  bool has_head() const { return phase == Phase::kJoined && (channel || reconnector) && !host_left; }
 
   void report(const Status& cause) {
     if (cause.ok() || !has_head()) return;
@@ -529,7 +531,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     }
     notify_done = std::move(done);
     if (phase == Phase::kLeaving) return;  // finish() follows
-    if ((!channel && !returner) || phase == Phase::kLeft) return left_job();
+    if ((!channel && !reconnector) || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
     send_leave(cause, departure_call, view.head_rank >= 0 && view.head_rank == view.rank);
   }
@@ -570,7 +572,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   // The head knows (or is gone): the heartbeat ends, then the connection.
   void left_job() {
-    stop_returner();
+    stop_reconnector();
     if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
         phase == Phase::kIdle) {
       phase = Phase::kLeft;
@@ -583,7 +585,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   void finish() {
-    stop_returner();
+    stop_reconnector();
     phase = Phase::kLeft;
     loop.cancel(leave_timer);
     stop_heartbeat({});
@@ -596,7 +598,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void shut() {
     poster->close();
     if (joiner) joiner->stop();
-    stop_returner();
+    stop_reconnector();
     loop.cancel(leave_timer);
     phase = Phase::kLeft;
     notify_joined = nullptr;

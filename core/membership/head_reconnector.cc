@@ -1,4 +1,4 @@
-#include "core/membership/returner.h"
+#include "core/membership/head_reconnector.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,20 +18,17 @@ constexpr Duration kLongestReturnDelay = std::chrono::milliseconds(500);
 
 }  // namespace
 
-// A status with a rank comes from the head.
-bool is_lost_connection(const Status& why) { return !why.ok() && !is_final(why) && why.rank() < 0; }
-
-Returner::Returner(transport::Network& network, ReturnerOptions options,
-                   std::function<void(Result<Channel>)> done)
+HeadReconnector::HeadReconnector(transport::Network& network, Options options,
+                                 std::function<void(Result<Channel>)> done)
     : network_(network),
       options_(std::move(options)),
       done_(std::move(done)),
       delay_(kFirstReturnDelay),
       errors_(options_.addresses.size()) {}
 
-void Returner::start() { dial(); }
+void HeadReconnector::start() { dial(); }
 
-void Returner::dial() {
+void HeadReconnector::dial() {
   end_attempt();
   transport::DialOptions dial;
   dial.hello = options_.hello;
@@ -42,13 +39,13 @@ void Returner::dial() {
   for (size_t head = 0; head < options_.addresses.size(); ++head) {
     dials_.push_back(RepeatedDial::start(
         network_, {options_.addresses[head]}, dial,
-        guard([head](Returner& self, auto result) { self.on_dialled(head, std::move(result)); }),
+        guard([head](HeadReconnector& self, auto result) { self.on_dialled(head, std::move(result)); }),
         RepeatedDial::Refusal::kRepeated));
   }
 }
 
 // All addresses are dialled at once: heads that stand by refuse, and a lost machine does not answer.
-void Returner::on_dialled(size_t head, Result<std::unique_ptr<transport::ClientChannel>> result) {
+void HeadReconnector::on_dialled(size_t head, Result<std::unique_ptr<transport::ClientChannel>> result) {
   if (!result.ok()) {
     note_error(head, result.status());
     if (++failed_ == dials_.size()) try_again();
@@ -59,14 +56,14 @@ void Returner::on_dialled(size_t head, Result<std::unique_ptr<transport::ClientC
   ask(head);
 }
 
-void Returner::cancel_dials() {
+void HeadReconnector::cancel_dials() {
   for (const auto& dial : std::exchange(dials_, {})) dial->cancel();
 }
 
 // This head has accepted the job's nonce, so its answer about this worker is final.
-void Returner::ask(size_t head) {
+void HeadReconnector::ask(size_t head) {
   channel_->call(options_.request, std::min(options_.deadline, network_.loop().now() + options_.lease),
-                 guard([head](Returner& self, const Result<transport::Message>& answer) {
+                 guard([head](HeadReconnector& self, const Result<transport::Message>& answer) {
                    if (answer.ok()) return self.end(std::exchange(self.channel_, nullptr));
                    if (!is_lost_connection(answer.status())) return self.end(answer.status());
                    self.note_error(head, answer.status());
@@ -74,12 +71,12 @@ void Returner::ask(size_t head) {
                  }));
 }
 
-void Returner::note_error(size_t head, const Status& why) {
+void HeadReconnector::note_error(size_t head, const Status& why) {
   const bool refused = !errors_[head].ok() && is_final(errors_[head]);
   if (!refused || is_final(why)) errors_[head] = why;
 }
 
-void Returner::try_again() {
+void HeadReconnector::try_again() {
   drop_channel();
   end_attempt();
   const transport::Time now = network_.loop().now();
@@ -88,16 +85,16 @@ void Returner::try_again() {
   const Duration wait = with_jitter(network_.loop(), delay_);
   delay_ = std::min({2 * delay_, kLongestReturnDelay, std::max(options_.lease / 8, kFirstReturnDelay)});
   timer_ = network_.loop().schedule(std::min(now + wait, options_.deadline),
-                                    guard([](Returner& self) { self.dial(); }));
+                                    guard([](HeadReconnector& self) { self.dial(); }));
 }
 
-void Returner::end(Result<Channel> result) {
+void HeadReconnector::end(Result<Channel> result) {
   const auto done = std::exchange(done_, nullptr);
   stop();
   done(std::move(result));
 }
 
-void Returner::stop() {
+void HeadReconnector::stop() {
   done_ = nullptr;
   end_attempt();
   network_.loop().cancel(timer_);
@@ -106,7 +103,7 @@ void Returner::stop() {
 }
 
 // The channel may be calling us at this moment.
-void Returner::drop_channel() {
+void HeadReconnector::drop_channel() {
   if (channel_) close_in_callback(network_.loop(), std::exchange(channel_, nullptr));
 }
 

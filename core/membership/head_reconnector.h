@@ -12,27 +12,22 @@
 
 namespace dsgd {
 
-struct ReturnerOptions {
-  std::vector<std::string> addresses;  // of the heads, of which one serves
-  transport::Hello hello;
-  std::string token;
-  transport::Return request;
-  transport::Duration lease{};
-  transport::Time deadline{};
-};
-
-// Whether this error of a call or a dial says that the connection ended, or that there was none. Otherwise
-// the head has answered.
-bool is_lost_connection(const Status& why);
-
-class Returner : public Attempts<Returner> {
+class HeadReconnector : public Attempts<HeadReconnector> {
  public:
+  struct Options {
+    std::vector<std::string> addresses;  // of the heads, of which one serves
+    transport::Hello hello;
+    std::string token;
+    transport::Return request;
+    transport::Duration lease{};
+    transport::Time deadline{};
+  };
   using Channel = std::shared_ptr<transport::ClientChannel>;
   // `done` is called once, on the loop, unless stop() comes first: with the new control connection, with the
   // refusal of a head that knows the job's nonce, or at the deadline with the errors of all addresses
   // (is_lost_connection). A process that refuses the connection is not of this job, or has a wrong setting:
   // another head may serve, or come to that address.
-  Returner(transport::Network& network, ReturnerOptions options, std::function<void(Result<Channel>)> done);
+  HeadReconnector(transport::Network& network, Options options, std::function<void(Result<Channel>)> done);
   void start();
   void stop();
 
@@ -47,7 +42,7 @@ class Returner : public Attempts<Returner> {
   void drop_channel();
 
   transport::Network& network_;
-  const ReturnerOptions options_;
+  const Options options_;
   std::function<void(Result<Channel>)> done_;         // null: over
   transport::Duration delay_;                         // before the next attempt
   std::vector<std::shared_ptr<RepeatedDial>> dials_;  // one for each address
