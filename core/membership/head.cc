@@ -12,10 +12,10 @@
 #include "core/base/describe.h"
 #include "core/base/refusal_log.h"
 #include "core/base/text.h"
+#include "core/membership/announcements.h"
 #include "core/membership/durability.h"
 #include "core/membership/failure_detector.h"
 #include "core/membership/gathering.h"
-#include "core/membership/news.h"
 #include "core/membership/rendezvous.h"
 #include "core/membership/scaling.h"
 #include "core/membership/text.h"
@@ -71,7 +71,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
                                                 end();
                                               })),
         workers(options),
-        news(workers),
+        announcements(workers),
         durability(store, [this] { return record(); }),
         detector(std::make_shared<FailureDetector>(
             l, options, log, workers, durability,
@@ -90,7 +90,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   Phase phase = Phase::kGathering;
   const std::shared_ptr<Gathering> gathering;
   WorkerTable workers;
-  News news;
+  Announcements announcements;
   Durability durability;
   const std::shared_ptr<FailureDetector> detector;
   Scaling scaling;
@@ -151,7 +151,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     for (Worker& worker : workers) {
       if (worker.control == &channel) {
         worker.control = nullptr;
-        news.drop_watch(worker.index());
+        announcements.drop_watch(worker.index());
         if (worker.away) return end_if_done();
         return on_connection_lost(worker, "its connection", why);
       }
@@ -248,8 +248,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     worker.away = true;
     transport::JoinReply reply = join_reply(worker);
     if (worker.learner) {
-      news.begin_at_last(worker.index());
-      reply.sequence = news.last();
+      announcements.begin_at_last(worker.index());
+      reply.sequence = announcements.last();
     }
     answer_when_durable(
         {worker.index()}, [respond, reply = std::move(reply)](size_t, const Status& stored) mutable {
@@ -310,7 +310,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void take_control_channel(Worker& worker, ServerChannel& channel) {
     idle.remove(&channel);
     worker.away = false;
-    news.drop_watch(worker.index());
+    announcements.drop_watch(worker.index());
     if (ServerChannel* const before = std::exchange(worker.control, &channel)) before->close();
     detector->on_back(worker);
   }
@@ -355,7 +355,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
         workers.check_sender(worker, worker ? worker->info.number : -1, worker ? worker->joined : 0);
     if (!known.ok()) return respond(known.status());
     worker->away = false;
-    Status wrong = news.watch(worker->index(), watch.sequence, respond);
+    Status wrong = announcements.watch(worker->index(), watch.sequence, respond);
     if (!wrong.ok()) return respond(std::move(wrong));
     end_if_done();
   }
@@ -508,7 +508,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (of_view && (change.members.empty() || too_few || !head_stays)) return break_job(why);
     for (const size_t index : indices) {
       workers[index].eviction = evicted(workers[index].info, why);
-      news.end_watch(index, workers[index].eviction);
+      announcements.end_watch(index, workers[index].eviction);
     }
     close_after_lease(indices);
     if (!of_view) {
@@ -586,9 +586,9 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   void publish(transport::WatchReply reply) {
     reply.view = workers.view();
-    const uint64_t sequence = news.add(std::move(reply));
+    const uint64_t sequence = announcements.add(std::move(reply));
     durability.changed();
-    durability.when_durable([this, sequence](const Status&) { news.release(sequence); });
+    durability.when_durable([this, sequence](const Status&) { announcements.release(sequence); });
   }
 
   void break_job(Status why) {
@@ -632,7 +632,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     record.last_closed = last_closed;
     record.ended_well = !end_news.ok() && cause.ok();
     workers.write(&record);
-    news.write(&record);
+    announcements.write(&record);
     return record;
   }
 
@@ -640,8 +640,8 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   void take_up(const transport::HeadRecord& record) {
     job_nonce = record.job_nonce;
     workers.read(record);
-    news.read(record);
-    end_news = news.cause();
+    announcements.read(record);
+    end_news = announcements.cause();
     last_closed = record.last_closed;
     if (!record.ended_well) cause = end_news;
     const bool broken = !end_news.ok();
@@ -661,7 +661,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
 
   // News that is not durable must never be sent.
   void store_failed(const Status& why) {
-    news.drop_unreleased();
+    announcements.drop_unreleased();
     if (phase == Phase::kBroken || phase == Phase::kDone) return publish_end();
     break_job(Status(why.code(),
                      "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
@@ -713,7 +713,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (host_leave) {
       const bool wait =
           gathering->abort_is_pending() || std::any_of(workers.begin(), workers.end(), [&](const Worker& w) {
-            return w.watches(*workers.host()) && !news.has_confirmed_all(w.index());
+            return w.watches(*workers.host()) && !announcements.has_confirmed_all(w.index());
           });
       if (!wait) {
         Responder respond = std::move(host_leave);

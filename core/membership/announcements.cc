@@ -1,4 +1,4 @@
-#include "core/membership/news.h"
+#include "core/membership/announcements.h"
 
 #include <algorithm>
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace dsgd {
 
-uint64_t News::add(transport::WatchReply news) {
+uint64_t Announcements::add(transport::WatchReply news) {
   news.sequence = last() + 1;
-  news_.push_back(std::move(news));
+  announcements_.push_back(std::move(news));
   return last();
 }
 
-void News::release(uint64_t sequence) {
+void Announcements::release(uint64_t sequence) {
   released_ = std::min(sequence, last());
   for (const WorkerTable::Worker& worker : workers_) {
     Row& row = this->row(worker.index());
@@ -22,7 +22,7 @@ void News::release(uint64_t sequence) {
   }
 }
 
-Status News::watch(size_t worker, uint64_t sequence, const transport::Responder& respond) {
+Status Announcements::watch(size_t worker, uint64_t sequence, const transport::Responder& respond) {
   if (sequence > released_ || sequence < confirmed_) {
     return Status(Code::kInvalidArgument, describe_member(workers_[worker].info) + " asks for news after " +
                                               std::to_string(sequence) + "; this head has the news from " +
@@ -39,48 +39,50 @@ Status News::watch(size_t worker, uint64_t sequence, const transport::Responder&
   return {};
 }
 
-void News::end_watch(size_t worker, const Status& why) {
+void Announcements::end_watch(size_t worker, const Status& why) {
   if (transport::Responder respond = std::exchange(row(worker).watch, nullptr)) respond(why);
 }
 
-bool News::has_confirmed_all(size_t worker) { return row(worker).confirmed >= last(); }
+bool Announcements::has_confirmed_all(size_t worker) { return row(worker).confirmed >= last(); }
 
-void News::forget_confirmed() {
+void Announcements::forget_confirmed() {
   uint64_t all = std::min(released_, last() - (cause().ok() ? 0 : 1));
   for (const WorkerTable::Worker& worker : workers_) {
     const bool counts = !worker.left && worker.eviction.ok() && worker.connects();
     if (counts) all = std::min(all, row(worker.index()).confirmed);
   }
   if (all <= confirmed_) return;
-  news_.erase(news_.begin(), news_.begin() + static_cast<std::ptrdiff_t>(all - confirmed_));
+  announcements_.erase(announcements_.begin(),
+                       announcements_.begin() + static_cast<std::ptrdiff_t>(all - confirmed_));
   confirmed_ = all;
 }
 
-void News::write(transport::HeadRecord* record) {
+void Announcements::write(transport::HeadRecord* record) {
   forget_confirmed();
   record->confirmed = confirmed_;
-  record->news = news_;
+  record->news = announcements_;
 }
 
-void News::read(const transport::HeadRecord& record) {
+void Announcements::read(const transport::HeadRecord& record) {
   confirmed_ = record.confirmed;
-  news_ = record.news;
+  announcements_ = record.news;
   released_ = last();
   rows_.assign(record.joined, Row{.confirmed = confirmed_});
 }
 
-Status News::cause() const {
-  return !news_.empty() && news_.back().members.empty() ? news_.back().news : Status();
+Status Announcements::cause() const {
+  return !announcements_.empty() && announcements_.back().members.empty() ? announcements_.back().news
+                                                                          : Status();
 }
 
-News::Row& News::row(size_t worker) {
+Announcements::Row& Announcements::row(size_t worker) {
   if (worker >= rows_.size()) rows_.resize(worker + 1);
   return rows_[worker];
 }
 
-void News::answer(Row& row) {
+void Announcements::answer(Row& row) {
   const transport::Responder respond = std::exchange(row.watch, nullptr);
-  respond(transport::Message(news_[row.from - confirmed_]));
+  respond(transport::Message(announcements_[row.from - confirmed_]));
 }
 
 }  // namespace dsgd
