@@ -1,5 +1,5 @@
 // The head's announcements (news) of the running job, in order, and the calls of the workers that watch for
-// it. Pure data; the head owns it.
+// them. Pure data; the head owns it.
 #pragma once
 
 #include <cstddef>

@@ -105,7 +105,7 @@ json compare_of(const Etcd::Condition& condition) {
           {creation ? "create_revision" : "mod_revision", std::to_string(condition.revision)}};
 }
 
-Status invalid_place(const std::string& text, const std::string& why) {
+Status invalid_address(const std::string& text, const std::string& why) {
   return Status(Code::kInvalidArgument, "`head_state` = '" + text + "' " + why).with_parameter("head_state");
 }
 
@@ -164,24 +164,25 @@ bool is_etcd(const std::string& text) {
   return text.starts_with("etcd:") || text.starts_with("etcds:") || text.find("://") != text.npos;
 }
 
-Result<EtcdPlace> parse_etcd(const std::string& text) {
-  EtcdPlace place;
-  place.tls = text.starts_with(kTlsScheme);
-  if (!place.tls && !text.starts_with(kScheme))
-    return invalid_place(text, "is neither a path nor etcd://HOST:PORT,HOST:PORT/PREFIX (etcds:// uses TLS)");
-  std::string_view rest = std::string_view(text).substr((place.tls ? kTlsScheme : kScheme).size());
+Result<EtcdAddress> parse_etcd(const std::string& text) {
+  EtcdAddress address;
+  address.tls = text.starts_with(kTlsScheme);
+  if (!address.tls && !text.starts_with(kScheme))
+    return invalid_address(text,
+                           "is neither a path nor etcd://HOST:PORT,HOST:PORT/PREFIX (etcds:// uses TLS)");
+  std::string_view rest = std::string_view(text).substr((address.tls ? kTlsScheme : kScheme).size());
   const size_t slash = rest.find('/');
-  if (slash != rest.npos) place.prefix = rest.substr(slash + 1);
-  while (place.prefix.ends_with('/')) place.prefix.pop_back();
-  if (place.prefix.empty()) place.prefix = "dsgd";
+  if (slash != rest.npos) address.prefix = rest.substr(slash + 1);
+  while (address.prefix.ends_with('/')) address.prefix.pop_back();
+  if (address.prefix.empty()) address.prefix = "dsgd";
   rest = rest.substr(0, slash);
   for (;;) {
     const size_t comma = rest.find(',');
     const std::string_view server = rest.substr(0, comma);
     if (const std::string fault = server_fault(server); !fault.empty())
-      return invalid_place(text, "has a server '" + std::string(server) + "' that " + fault);
-    place.servers.emplace_back(server);
-    if (comma == rest.npos) return place;
+      return invalid_address(text, "has a server '" + std::string(server) + "' that " + fault);
+    address.servers.emplace_back(server);
+    if (comma == rest.npos) return address;
     rest.remove_prefix(comma + 1);
   }
 }

@@ -14,14 +14,14 @@
 namespace dsgd {
 
 // "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]", or "etcds://..." for TLS.
-struct EtcdPlace {
+struct EtcdAddress {
   std::vector<std::string> servers;
   std::string prefix;  // "dsgd" where the text gives none
   bool tls = false;
 };
 // Whether `head_state` is a URL, not a path; also with another scheme than etcd, which parse_etcd() refuses.
 bool is_etcd(const std::string& text);
-Result<EtcdPlace> parse_etcd(const std::string& text);
+Result<EtcdAddress> parse_etcd(const std::string& text);
 
 // Each request goes to one server. After one that fails, the next request goes to the next server; callers
 // repeat requests. kUnreachable, kTimeout, kUnauthorized (TLS: one side refuses the other's certificate) and

@@ -34,7 +34,7 @@ std::string address_of(const std::string& leader) {
 std::string keys_of(const EtcdStore::Options& options) {
   std::string job;
   for (const char c : options.job) job += c == '/' ? "%2F" : c == '%' ? "%25" : std::string(1, c);
-  return options.place.prefix + "/" + job + "/";
+  return options.etcd.prefix + "/" + job + "/";
 }
 
 bool is_worth_another(const Status& why) {
@@ -57,7 +57,7 @@ EtcdStore::EtcdStore(transport::Loop& loop, std::unique_ptr<transport::Http> htt
       leader_key_(keys_ + "leader"),
       record_key_(keys_ + "record"),
       ttl_(lease_in_etcd(options_.lease)),
-      etcd_(loop, std::move(http), options_.place.servers, std::min(ttl_ / 4, kLongestRequest)) {}
+      etcd_(loop, std::move(http), options_.etcd.servers, std::min(ttl_ / 4, kLongestRequest)) {}
 
 void EtcdStore::start(std::string address, Events events) {
   address_ = std::move(address);
@@ -91,7 +91,7 @@ void EtcdStore::look_again(const Status& why) {
       return std::exchange(events_.reached, nullptr)(
           Status(why.code(), "the head cannot use `head_state` = '" + options_.text + "': " + why.message() +
                                  "; it needs etcd 3.4 or later, " +
-                                 (options_.place.tls ? "by HTTPS" : "by plain HTTP (etcds:// uses TLS)") +
+                                 (options_.etcd.tls ? "by HTTPS" : "by plain HTTP (etcds:// uses TLS)") +
                                  ", without a user's name")
               .with_parameter("head_state"));
     }

@@ -23,7 +23,7 @@ namespace dsgd {
 class EtcdStore final : public ViewStore {
  public:
   struct Options {
-    EtcdPlace place;
+    EtcdAddress etcd;
     std::string text;  // `head_state`, for messages
     std::string job;
     transport::Duration lease{};

@@ -124,13 +124,13 @@ void warn_of_other_host(const std::string& earlier, const std::string& address, 
 
 // Others on the network can read the state of the job and change it, though they cannot join the job.
 void warn_of_plain_etcd(const EtcdStore::Options& options, Log& log) {
-  if (std::ranges::all_of(options.place.servers, is_loopback)) return;
+  if (std::ranges::all_of(options.etcd.servers, is_loopback)) return;
   log.warning("the job uses TLS, but `head_state` = '" + options.text +
               "' sends its state to etcd in plain text; use etcds:// for TLS to etcd, too");
 }
 
 // Descriptors of a head beside its connections to workers.
-int64_t other_descriptors(const std::string& location, const EtcdPlace& etcd) {
+int64_t other_descriptors(const std::string& location, const EtcdAddress& etcd) {
   const int64_t listener = 1;
   if (location.empty()) return listener;
   if (!is_etcd(location)) return listener + 2;  // the lock, and the file or the next one
@@ -159,7 +159,7 @@ Status HeadProcess::Impl::open_file(const std::string& location,
 
 Status HeadProcess::Impl::open_etcd(EtcdStore::Options options, std::optional<transport::TlsFiles> tls,
                                     const std::shared_ptr<Log>& log) {
-  if (!options.place.tls) {
+  if (!options.etcd.tls) {
     if (tls) warn_of_plain_etcd(options, *log);
     tls.reset();
   }
@@ -231,7 +231,7 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   impl.network->set_checksum(checksum_of(config));
   const std::string& location = config.text("head_state");
   const bool in_etcd = is_etcd(location);
-  EtcdPlace etcd;
+  EtcdAddress etcd;
   if (in_etcd) DSGD_RETURN_IF_ERROR(parse_etcd(location).into(&etcd));
   const int64_t num_workers = config.integer("num_workers"), most = config.integer("max_workers");
   const int64_t others = other_descriptors(location, etcd);

@@ -48,7 +48,7 @@ class ScriptedHttp final : public Http {
 void run(std::string_view script) {
   FakeLoop loop;
   EtcdStore::Options options;
-  options.place = {{"a:1", "b:2"}, "dsgd", false};
+  options.etcd = {{"a:1", "b:2"}, "dsgd", false};
   options.text = "etcd://a:1,b:2";
   options.job = "job";
   options.lease = 10s;

@@ -67,9 +67,8 @@ class EtcdStoreTest : public testing::Test {
   void make_store(size_t servers, const std::string& job = "digits", Duration lease = kTtl) {
     questions_.clear();
     EtcdStore::Options options;
-    for (size_t i = 0; i < servers; ++i)
-      options.place.servers.push_back("etcd" + std::to_string(i) + ":2379");
-    options.place.prefix = "jobs";
+    for (size_t i = 0; i < servers; ++i) options.etcd.servers.push_back("etcd" + std::to_string(i) + ":2379");
+    options.etcd.prefix = "jobs";
     options.text = "etcd://etcd0:2379/jobs";
     options.job = job;
     options.lease = lease;

@@ -29,7 +29,7 @@ using std::chrono_literals::operator""s;
 
 constexpr Duration kPatience = 60s;  // of a test with the real server; a busy machine needs time
 
-TEST(EtcdPlaceTest, IsReadFromText) {
+TEST(EtcdAddressTest, IsReadFromText) {
   EXPECT_TRUE(is_etcd("etcd://a:1"));
   EXPECT_FALSE(is_etcd("/var/lib/etcd:1"));
   auto one = parse_etcd("etcd://10.0.0.1:2379");
@@ -49,7 +49,7 @@ TEST(EtcdPlaceTest, IsReadFromText) {
   EXPECT_TRUE(tls->tls);
 }
 
-TEST(EtcdPlaceTest, RefusesAServerWithoutHostOrPort) {
+TEST(EtcdAddressTest, RefusesAServerWithoutHostOrPort) {
   for (const char* bad :
        {"etcd://",          "etcd:///x",    "etcd://a",       "etcd://a:",       "etcd://:1",
         "etcd://a:x",       "etcd://a:1,",  "etcd://,a:1",    "etcd://a:123456", "etcd://u@a:1",
