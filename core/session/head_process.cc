@@ -233,19 +233,10 @@ Result<std::unique_ptr<HeadProcess>> HeadProcess::start(const Config& config,
   const bool in_etcd = is_etcd(location);
   EtcdAddress etcd;
   if (in_etcd) DSGD_RETURN_IF_ERROR(parse_etcd(location).into(&etcd));
-  const int64_t num_workers = config.integer("num_workers"), most = config.integer("max_workers");
+  const int64_t most = config.integer("max_workers");
   const int64_t others = other_descriptors(location, etcd);
   DSGD_RETURN_IF_ERROR(check_descriptors(*impl.environment, most, true, false, others));
-  HeadOptions options{static_cast<uint32_t>(num_workers),
-                      config.duration("lease"),
-                      config.duration("init_timeout"),
-                      static_cast<uint32_t>(config.integer("min_workers")),
-                      static_cast<uint32_t>(config.integer("max_workers")),
-                      config.duration("rejoin_timeout"),
-                      config.duration("straggler_timeout"),
-                      config.duration("head_timeout"),
-                      config.text("job"),
-                      config.text("token")};
+  const HeadOptions options = head_options(config);
   std::optional<transport::HeadRecord> earlier;
   if (in_etcd) {
     DSGD_RETURN_IF_ERROR(

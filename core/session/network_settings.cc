@@ -6,6 +6,20 @@
 
 namespace dsgd {
 
+HeadOptions head_options(const Config& config) {
+  const auto number = [&](const char* key) { return static_cast<uint32_t>(config.integer(key)); };
+  return {.num_workers = number("num_workers"),
+          .lease = config.duration("lease"),
+          .init_timeout = config.duration("init_timeout"),
+          .min_workers = number("min_workers"),
+          .max_workers = number("max_workers"),
+          .rejoin_timeout = config.duration("rejoin_timeout"),
+          .straggler_timeout = config.duration("straggler_timeout"),
+          .head_timeout = config.duration("head_timeout"),
+          .job = config.text("job"),
+          .token = config.text("token")};
+}
+
 int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker) {
   int64_t wanted = 0;
   if (as_head) wanted += 2 * num_workers;              // each member's own connection, and its heartbeat's

@@ -1,4 +1,5 @@
-// Settings of the networks of a worker, a head, or a query of the job's status, by the configuration.
+// Settings of a head, and of the networks of a worker, a head, or a query of the job's status, by the
+// configuration.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,13 @@
 
 #include "core/base/log.h"
 #include "core/config/config.h"
+#include "core/membership/head_options.h"
 #include "transport/network.h"
 
 namespace dsgd {
+
+// Returns the settings of a head that runs outside the workers.
+HeadOptions head_options(const Config& config);
 
 // Returns the number of descriptors that the connections of such a job need in one process.
 int64_t descriptors_of_job(int64_t num_workers, bool as_head, bool as_worker);

@@ -28,13 +28,8 @@ Status Worker::embed_head() {
   auto network = environment_.new_network("dsgd-head", 4 << 20);
   if (!network.ok()) return network.status();
   network.value()->set_checksum(checksum_of(config_));
-  HeadOptions options{static_cast<uint32_t>(config_.integer("num_workers")),
-                      lease_,
-                      {},
-                      static_cast<uint32_t>(config_.integer("min_workers")),
-                      static_cast<uint32_t>(config_.integer("max_workers")),
-                      config_.duration("rejoin_timeout"),
-                      config_.duration("straggler_timeout")};
+  HeadOptions options = head_options(config_);
+  options.init_timeout = {};  // this head ends with its worker
   auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
   auto admission = std::make_unique<Admission>(
       network.value()->loop(), config_.text("job"), config_.text("token"),
