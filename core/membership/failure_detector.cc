@@ -9,6 +9,7 @@
 #include "core/base/describe.h"
 #include "core/base/stopped.h"
 #include "core/membership/text.h"
+#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {
@@ -73,12 +74,10 @@ void FailureDetector::describe(const WorkerTable::Worker& worker, transport::Wor
 void FailureDetector::schedule_check() {
   loop_.cancel(check_timer_);
   next_check_ = leases_.next_check(loop_.now());
-  check_timer_ = loop_.schedule(next_check_, [weak = weak_from_this()] {
-    auto self = weak.lock();
-    if (!self) return;
-    self->check_timer_ = 0;
-    self->check_leases();
-  });
+  check_timer_ = loop_.schedule(next_check_, while_alive(weak_from_this(), [](FailureDetector& self) {
+                                  self.check_timer_ = 0;
+                                  self.check_leases();
+                                }));
 }
 
 void FailureDetector::check_leases() {
@@ -210,9 +209,8 @@ void FailureDetector::on_cut(const WorkerTable::Worker& worker, int32_t peer_num
 }
 
 void FailureDetector::decide_cut_after(Duration wait) {
-  loop_.schedule(loop_.now() + wait, [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->decide_cut();
-  });
+  loop_.schedule(loop_.now() + wait,
+                 while_alive(weak_from_this(), [](FailureDetector& self) { self.decide_cut(); }));
 }
 
 void FailureDetector::decide_cut() {

@@ -6,6 +6,7 @@
 
 #include "core/base/describe.h"
 #include "core/base/views_change.h"
+#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {
@@ -17,12 +18,12 @@ using transport::ServerChannel;
 }  // namespace
 
 Gathering::Gathering(transport::Loop& loop, const HeadOptions& options, std::shared_ptr<Log> log,
-                     RefusalLog& refusals, std::function<void(const Status&)> given_up)
+                     RefusalLog& refusals, std::function<void(const Status&)> timed_out)
     : loop_(loop),
       options_(options),
       log_(std::move(log)),
       refusals_(refusals),
-      given_up_(std::move(given_up)),
+      timed_out_(std::move(timed_out)),
       rendezvous_(options.num_workers),
       leases_(options.lease) {}
 
@@ -194,12 +195,11 @@ void Gathering::free_all_slots() {
 void Gathering::schedule_check() {
   loop_.cancel(check_timer_);
   next_check_ = leases_.next_check(loop_.now());
-  check_timer_ = loop_.schedule(next_check_, [weak = weak_from_this()] {
-    auto self = weak.lock();
-    if (!self || self->over_) return;
-    self->check_timer_ = 0;
-    self->check_slots();
-  });
+  check_timer_ = loop_.schedule(next_check_, while_alive(weak_from_this(), [](Gathering& self) {
+                                  if (self.over_) return;
+                                  self.check_timer_ = 0;
+                                  self.check_slots();
+                                }));
 }
 
 void Gathering::check_slots() {
@@ -223,15 +223,15 @@ void Gathering::check_slots() {
 void Gathering::await_another(const std::string& why) {
   if (options_.init_timeout == transport::Duration{}) return;
   loop_.cancel(gone_timer_);
-  gone_timer_ = loop_.schedule(loop_.now() + options_.init_timeout, [weak = weak_from_this(), why] {
-    auto self = weak.lock();
-    if (!self || self->over_) return;
-    self->over_ = true;
-    self->given_up_(Status(Code::kTimeout, why + "; no worker has joined for " +
-                                               describe_duration(self->options_.init_timeout) +
-                                               " (init_timeout): " + self->rendezvous_.progress())
-                        .with_rank(self->first_missing()));
-  });
+  gone_timer_ = loop_.schedule(
+      loop_.now() + options_.init_timeout, while_alive(weak_from_this(), [why](Gathering& self) {
+        if (self.over_) return;
+        self.over_ = true;
+        self.timed_out_(Status(Code::kTimeout, why + "; no worker has joined for " +
+                                                   describe_duration(self.options_.init_timeout) +
+                                                   " (init_timeout): " + self.rendezvous_.progress())
+                            .with_rank(self.first_missing()));
+      }));
 }
 
 }  // namespace dsgd

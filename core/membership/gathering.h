@@ -22,10 +22,10 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
  public:
   using Candidate = Rendezvous::Candidate;
 
-  // `given_up` is called once, when a worker has left and no other has joined within init_timeout. It gets
+  // `timed_out` is called once, when a worker has left and no other has joined within init_timeout. It gets
   // the reason.
   Gathering(transport::Loop& loop, const HeadOptions& options, std::shared_ptr<Log> log, RefusalLog& refusals,
-            std::function<void(const Status&)> given_up);
+            std::function<void(const Status&)> timed_out);
 
   struct Admitted {
     bool admitted = false;                         // else the call is answered with an error
@@ -75,7 +75,7 @@ class Gathering : public std::enable_shared_from_this<Gathering> {
   const HeadOptions& options_;
   const std::shared_ptr<Log> log_;
   RefusalLog& refusals_;
-  const std::function<void(const Status&)> given_up_;
+  const std::function<void(const Status&)> timed_out_;
   Rendezvous rendezvous_;
   // Control connections of the workers in the rendezvous, by their slots in `leases_`; null: the slot is
   // free.

@@ -10,6 +10,7 @@
 #include "core/membership/leases.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
+#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {
@@ -61,12 +62,12 @@ void Heartbeat::leave(const transport::Leave& message, std::function<void()> lef
 }
 
 void Heartbeat::send_leave() {
-  channels_.rbegin()->second->call(leave_, (head_may_return() ? loop().now() : lease_start_) + options_.lease,
-                                   [weak = weak_from_this()](const Result<transport::Message>& answer) {
-                                     auto self = weak.lock();
-                                     if (!self || !answer.ok()) return;
-                                     if (auto left = std::exchange(self->left_, nullptr)) left();
-                                   });
+  channels_.rbegin()->second->call(
+      leave_, (head_may_return() ? loop().now() : lease_start_) + options_.lease,
+      while_alive(weak_from_this(), [](Heartbeat& self, const Result<transport::Message>& answer) {
+        if (!answer.ok()) return;
+        if (auto left = std::exchange(self.left_, nullptr)) left();
+      }));
 }
 
 void Heartbeat::stop(std::function<void()> stopped) {
@@ -107,13 +108,12 @@ void Heartbeat::dial(size_t head) {
   dial.token = options_.token;
   dial.deadline = loop().now() + kMostConnections * retry_period();
   if (!head_may_return()) dial.deadline = std::min(dial.deadline, lease_start_ + options_.lease);
-  dial.closed = [weak = weak_from_this(), number](const Status& why) {
-    if (auto self = weak.lock()) self->on_closed(number, why);
-  };
+  dial.closed = while_alive(weak_from_this(),
+                            [number](Heartbeat& self, const Status& why) { self.on_closed(number, why); });
   network_.dial(options_.addresses[head], std::move(dial),
-                [weak = weak_from_this(), number, head](auto result) {
-                  if (auto self = weak.lock()) self->on_dialled(number, head, std::move(result));
-                });
+                while_alive(weak_from_this(), [number, head](Heartbeat& self, auto result) {
+                  self.on_dialled(number, head, std::move(result));
+                }));
 }
 
 void Heartbeat::on_dialled(uint64_t number, size_t head,
@@ -169,9 +169,10 @@ void Heartbeat::renew() {
   message.view = options_.hello.view;
   channels_.rbegin()->second->call(
       message, sent_ + options_.lease,
-      [weak = weak_from_this(), number, sent = sent_](Result<transport::Message> answer) {
-        if (auto self = weak.lock()) self->on_renewed(number, sent, answer);
-      });
+      while_alive(weak_from_this(),
+                  [number, sent = sent_](Heartbeat& self, const Result<transport::Message>& answer) {
+                    self.on_renewed(number, sent, answer);
+                  }));
 }
 
 void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::Message>& answer) {
@@ -222,9 +223,7 @@ void Heartbeat::arm() {
   }
   loop().cancel(timer_);
   due_ = when;
-  timer_ = loop().schedule(when, [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->tick();
-  });
+  timer_ = loop().schedule(when, while_alive(weak_from_this(), [](Heartbeat& self) { self.tick(); }));
 }
 
 void Heartbeat::tick() {
@@ -250,9 +249,9 @@ void Heartbeat::ask_peers() {
   peers_asked_ = true;
   for (const auto& addresses : options_.peers) {
     probe(network_, options_.hello, options_.token, addresses, lease_start_ + options_.lease,
-          [weak = weak_from_this()](const Status& status) {
-            if (auto self = weak.lock(); self && status.ok()) self->peer_answered_ = true;
-          });
+          while_alive(weak_from_this(), [](Heartbeat& self, const Status& status) {
+            if (status.ok()) self.peer_answered_ = true;
+          }));
   }
 }
 

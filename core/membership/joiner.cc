@@ -8,6 +8,7 @@
 #include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 #include "core/membership/text.h"
+#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {
@@ -45,14 +46,13 @@ Joiner::Joiner(transport::Network& network, const MemberOptions& options, Log& l
 
 void Joiner::start() {
   started_ = options_.began.value_or(loop_.now());
-  deadline_timer_ = loop_.schedule(options_.deadline, [weak = weak_from_this()] {
-    if (auto self = weak.lock(); self && !self->over_) self->out_of_time();
-  });
+  deadline_timer_ = loop_.schedule(options_.deadline,
+                                   while_alive(weak_from_this(), [](Joiner& self) { self.out_of_time(); }));
   // The program that started this worker warns for all of its workers.
   if (!log_.has_reporter()) {
-    warning_timer_ = loop_.schedule(loop_.now() + kFirstWarning, [weak = weak_from_this()] {
-      if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
-    });
+    warning_timer_ =
+        loop_.schedule(loop_.now() + kFirstWarning,
+                       while_alive(weak_from_this(), [](Joiner& self) { self.warn_of_waiting(); }));
   }
   log_.report({WorkerReport::Kind::kDialing});
   dial();
@@ -64,9 +64,9 @@ void Joiner::warn_of_waiting() {
   const std::string why = progress_.empty() ? last_error() : progress_;
   log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" +
                (why.empty() ? "" : ": " + why));
-  warning_timer_ = loop_.schedule(loop_.now() + std::max(waited, kFirstWarning), [weak = weak_from_this()] {
-    if (auto self = weak.lock(); self && !self->over_) self->warn_of_waiting();
-  });
+  warning_timer_ =
+      loop_.schedule(loop_.now() + std::max(waited, kFirstWarning),
+                     while_alive(weak_from_this(), [](Joiner& self) { self.warn_of_waiting(); }));
 }
 
 void Joiner::dial() {
