@@ -33,7 +33,7 @@ FailureDetector::FailureDetector(transport::Loop& loop, const HeadOptions& optio
       cut_pairs_(workers, leases_) {}
 
 void FailureDetector::begin() {
-  leases_.begin(workers_.size(), loop_.now());
+  leases_.reset(workers_.size(), loop_.now());
   progress_.begin(workers_.size());
   for (const WorkerTable::Worker& w : workers_)
     if (!w.in_job()) leases_.end(w.index());
@@ -46,12 +46,10 @@ void FailureDetector::take_up() {
   begin();
 }
 
-void FailureDetector::add(size_t worker) {
-  hold(worker);
+void FailureDetector::add_worker(size_t worker) {
+  begin_lease(worker);
   progress_.add();
 }
-
-void FailureDetector::hold(size_t worker) { leases_.hold(worker, loop_.now()); }
 
 void FailureDetector::on_renew(size_t worker) {
   patience_end_ = {};

@@ -44,9 +44,9 @@ class FailureDetector : public std::enable_shared_from_this<FailureDetector> {
   void set_address(const std::string& address) { address_ = address; }
 
   // ---- workers and their leases
-  void add(size_t worker);                          // joins the running job
-  void hold(size_t worker);                         // its lease begins anew
-  void end(size_t worker) { leases_.end(worker); }  // it has left or is lost
+  void add_worker(size_t worker);  // joins the running job
+  void begin_lease(size_t worker) { leases_.begin(worker, loop_.now()); }
+  void end_lease(size_t worker) { leases_.end(worker); }  // it has left or is lost
   void on_renew(size_t worker);
   void on_back(const WorkerTable::Worker& worker);  // has a new control connection
   // No worker has come back since this head has taken up the job.

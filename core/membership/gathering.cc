@@ -170,7 +170,7 @@ void Gathering::take_slot(const ServerChannel* replaced, ServerChannel& channel)
   auto slot = std::find(slots_.begin(), slots_.end(), replaced);
   if (slot == slots_.end()) slot = slots_.insert(slot, nullptr);
   *slot = &channel;
-  leases_.hold(static_cast<size_t>(slot - slots_.begin()), loop_.now());
+  leases_.begin(static_cast<size_t>(slot - slots_.begin()), loop_.now());
   if (check_timer_ == 0) schedule_check();
 }
 
@@ -189,7 +189,7 @@ bool Gathering::free_slot(const ServerChannel& channel, MemberInfo* gone) {
 
 void Gathering::free_all_slots() {
   slots_.clear();
-  leases_.begin(0, loop_.now());
+  leases_.reset(0, loop_.now());
 }
 
 void Gathering::schedule_check() {

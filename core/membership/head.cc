@@ -219,7 +219,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     if (!refused.ok()) return respond(std::move(refused));
     Worker& learner = workers.add(std::move(request.member), request.incarnation);
     learner.learner = true;
-    detector->add(learner.index());
+    detector->add_worker(learner.index());
     log->info("head: worker " + describe_candidate(learner.info) + " joins the running job");
     answer_join(learner, channel, respond);
     detector->schedule_check();
@@ -267,14 +267,14 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
   // Calls `answer` for each of these workers once the record has them. Their leases begin then, since they
   // do not renew before.
   void answer_when_durable(std::vector<size_t> indices, std::function<void(size_t, const Status&)> answer) {
-    for (const size_t index : indices) detector->end(index);
+    for (const size_t index : indices) detector->end_lease(index);
     durability.changed();
     durability.when_durable(
         [this, indices = std::move(indices), answer = std::move(answer)](const Status& stored) {
           for (const size_t index : indices) {
             Worker& worker = workers[index];
             if (worker.control) worker.away = false;
-            if (worker.in_job()) detector->hold(index);
+            if (worker.in_job()) detector->begin_lease(index);
             answer(index, stored);
           }
         });
@@ -445,7 +445,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
     const bool awaited =
         options.views_change() && detector->is_cut(worker.info.number);  // see on_report_cut()
     worker.left = true;
-    detector->end(worker.index());
+    detector->end_lease(worker.index());
     if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
       // The departure call may belong to an earlier view, so workers of this view may wait for the leaver.
       remove_workers({worker.index()},
@@ -498,7 +498,7 @@ struct Head::Impl : std::enable_shared_from_this<Head::Impl> {
       of_view |= !workers[index].learner;
       workers[index].lost = true;
       if (workers[index].holds_state) last_closed = workers[index].closed;
-      detector->end(index);
+      detector->end_lease(index);
     }
     transport::WatchReply change = workers.members_in_view();
     if (of_view && is_over(change.members)) return end_without_learners(why);

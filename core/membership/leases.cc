@@ -16,10 +16,10 @@ constexpr Duration kShortestLease = std::chrono::milliseconds(4);  // guards aga
 
 Leases::Leases(Duration lease) : lease_(std::max(lease, kShortestLease)) {}
 
-void Leases::begin(size_t workers, Time now) { entries_.assign(workers, Entry{now, now}); }
+void Leases::reset(size_t workers, Time now) { entries_.assign(workers, Entry{now, now}); }
 
-void Leases::hold(size_t worker, Time now) {
-  if (worker >= entries_.size()) entries_.resize(worker + 1, Entry{.held = false});
+void Leases::begin(size_t worker, Time now) {
+  if (worker >= entries_.size()) entries_.resize(worker + 1, Entry{.runs = false});
   entries_[worker] = Entry{now, now};
 }
 
@@ -41,7 +41,7 @@ Duration drain_time(Duration lease) {
 Time Leases::next_check(Time now) const {
   Time when = now + lease_ / 4;
   for (const Entry& entry : entries_) {
-    if (!entry.held) continue;
+    if (!entry.runs) continue;
     when = std::min(when, entry.suspected ? now + drain_time(lease_) : std::max(now, entry.begun + lease_));
   }
   return when;
@@ -52,7 +52,7 @@ Leases::Verdict Leases::check(Time now, Time due) {
   verdict.late = was_stopped(due, now, lease_);
   for (size_t worker = 0; worker < entries_.size(); ++worker) {
     Entry& entry = entries_[worker];
-    if (!entry.held) continue;
+    if (!entry.runs) continue;
     if (verdict.late) {
       extend(worker, now);
     } else if (now >= entry.begun + lease_) {

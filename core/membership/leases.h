@@ -17,11 +17,11 @@ class Leases {
  public:
   explicit Leases(transport::Duration lease);
 
-  void begin(size_t workers, transport::Time now);  // the leases of all; earlier ones are forgotten
-  void hold(size_t worker, transport::Time now);    // begins the lease of one worker
+  void reset(size_t workers, transport::Time now);  // begins the leases of all; earlier ones are forgotten
+  void begin(size_t worker, transport::Time now);   // begins the lease of one worker
   void renew(size_t worker, transport::Time now);   // the worker has sent a sign of life
   void extend(size_t worker, transport::Time now);  // it gets one more lease, without a sign of life
-  void end(size_t worker) { entries_[worker].held = false; }  // left or lost: no longer checked
+  void end(size_t worker) { entries_[worker].runs = false; }  // left or lost: no longer checked
   // Since the last sign of life, or since its lease has begun.
   transport::Duration silence(size_t worker, transport::Time now) const {
     return now - entries_[worker].heard;
@@ -44,7 +44,7 @@ class Leases {
   struct Entry {
     transport::Time begun{};  // the lease
     transport::Time heard{};  // the last sign of life
-    bool held = true;
+    bool runs = true;
     bool suspected = false;  // was over at the last check
   };
   const transport::Duration lease_;

@@ -13,7 +13,7 @@ namespace {
 
 class CutPairsTest : public testing::Test {
  protected:
-  CutPairsTest() { leases_.begin(job_.workers.size(), 0s); }
+  CutPairsTest() { leases_.reset(job_.workers.size(), 0s); }
   void note(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
     for (const auto& [a, b] : pairs) pairs_.note(a, b, "no route", 1s);
   }

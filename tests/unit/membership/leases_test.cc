@@ -12,7 +12,7 @@ using transport::Time;
 
 TEST(Leases, ASilentWorkerIsLostAfterItsLeaseAndNotBefore) {
   Leases leases(10s);
-  leases.begin(2, 0s);
+  leases.reset(2, 0s);
   leases.renew(1, 5s);
   EXPECT_TRUE(leases.check(9999ms, 9999ms).lost.empty());
   EXPECT_TRUE(leases.check(10s, 10s).lost.empty());  // renewals that wait unread get a last chance
@@ -23,7 +23,7 @@ TEST(Leases, ASilentWorkerIsLostAfterItsLeaseAndNotBefore) {
 
 TEST(Leases, ARenewalReadInTheLastChanceKeepsTheLease) {
   Leases leases(10s);
-  leases.begin(1, 0s);
+  leases.reset(1, 0s);
   EXPECT_TRUE(leases.check(10s, 10s).lost.empty());
   leases.renew(0, 10005ms);
   EXPECT_TRUE(leases.check(10010ms, 10010ms).lost.empty());
@@ -34,7 +34,7 @@ TEST(Leases, ARenewalReadInTheLastChanceKeepsTheLease) {
 
 TEST(Leases, TheLongestSilentOneIsFirst) {
   Leases leases(1s);
-  leases.begin(4, 0s);
+  leases.reset(4, 0s);
   leases.renew(0, 300ms);
   leases.renew(1, 100ms);
   leases.renew(2, 5s);
@@ -45,7 +45,7 @@ TEST(Leases, TheLongestSilentOneIsFirst) {
 
 TEST(Leases, WhoHasLeftIsNotLookedAt) {
   Leases leases(1s);
-  leases.begin(2, 0s);
+  leases.reset(2, 0s);
   leases.end(0);
   leases.renew(1, 4900ms);
   leases.check(5s, 5s);
@@ -60,7 +60,7 @@ TEST(Leases, ALateHeadGivesEverybodyOneMoreLease) {
   for (const Case& c : {Case{500ms, false}, Case{501ms, true}, Case{1h, true}}) {
     SCOPED_TRACE(c.late.count());
     Leases leases(1s);
-    leases.begin(1, 0s);
+    leases.reset(1, 0s);
     leases.check(1s, 1s);  // suspected
     const Time now = 1010ms + c.late;
     const Leases::Verdict verdict = leases.check(now, 1010ms);
@@ -76,7 +76,7 @@ TEST(Leases, ALateHeadGivesEverybodyOneMoreLease) {
 
 TEST(Leases, ChecksOftenEnoughToNoticeItsOwnLateness) {
   Leases leases(8s);
-  leases.begin(1, 0s);
+  leases.reset(1, 0s);
   EXPECT_EQ(leases.next_check(0s), 2s);
   EXPECT_EQ(leases.next_check(7s), 8s);
   EXPECT_EQ(leases.next_check(9s), 9s);  // over already: at once
@@ -84,7 +84,7 @@ TEST(Leases, ChecksOftenEnoughToNoticeItsOwnLateness) {
 
 TEST(Leases, AnUnsetLeaseDoesNotMakeTheHeadSpin) {
   Leases leases(0s);
-  leases.begin(1, 0s);
+  leases.reset(1, 0s);
   EXPECT_GT(leases.next_check(0s), 0s);
 }
 
