@@ -36,7 +36,7 @@ Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options, Hear
 
 void Heartbeat::start() {
   loop().post([self = shared_from_this()] {
-    if (self->over_) return;
+    if (self->is_over()) return;
     self->lease_start_ = self->loop().now();
     self->dial();
     self->arm();
@@ -45,7 +45,7 @@ void Heartbeat::start() {
 
 void Heartbeat::begin_lease() {
   loop().post([self = shared_from_this()] {
-    if (self->over_) return;
+    if (self->is_over()) return;
     self->lease_start_ = self->loop().now();
     self->forget_silence();
     self->arm();
@@ -54,7 +54,7 @@ void Heartbeat::begin_lease() {
 
 void Heartbeat::leave(const transport::Leave& message, std::function<void()> left) {
   loop().post([self = shared_from_this(), message, left = std::move(left)] {
-    if (self->over_) return;
+    if (self->is_over()) return;
     self->leave_ = message;
     self->left_ = left;
     if (!self->channels_.empty()) self->send_leave();
@@ -72,7 +72,7 @@ void Heartbeat::send_leave() {
 
 void Heartbeat::stop(std::function<void()> stopped) {
   loop().post([self = shared_from_this(), stopped = std::move(stopped)] {
-    self->over_ = true;
+    self->state_ = State::kOver;
     self->events_ = {};
     self->left_ = nullptr;
     self->loop().cancel(self->timer_);
@@ -118,7 +118,7 @@ void Heartbeat::dial(size_t head) {
 
 void Heartbeat::on_dialled(uint64_t number, size_t head,
                            Result<std::unique_ptr<transport::ClientChannel>> result) {
-  if (over_) return;
+  if (is_over()) return;
   if (result.ok()) {
     std::shared_ptr<transport::ClientChannel> channel = std::move(result).value();
     if (channels_.empty() || number > channels_.rbegin()->first) {
@@ -140,7 +140,7 @@ void Heartbeat::on_dialled(uint64_t number, size_t head,
 
 // If the newest connection closes, the head is lost. An older one may close because of a cut; it is ignored.
 void Heartbeat::on_closed(uint64_t number, const Status& why) {
-  if (over_ || channels_.empty()) return;
+  if (is_over() || channels_.empty()) return;
   if (number == channels_.rbegin()->first) {
     if (head_may_return()) {
       destroy_later(std::move(channels_.extract(number).mapped()));
@@ -176,7 +176,7 @@ void Heartbeat::renew() {
 }
 
 void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::Message>& answer) {
-  if (over_) return;
+  if (is_over()) return;
   if (answer.ok()) {
     lease_start_ = std::max(lease_start_, sent);
     // If an older renewal was answered, the newest one may still take answer_limit().
@@ -213,13 +213,12 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
 
 void Heartbeat::arm() {
   Time when = std::min(next_renewal_, next_dial_);
-  if (!head_lost_) when = std::min(when, lease_start_ + options_.lease);
-  if (head_lost_) {
+  if (state_ == State::kHeadLost) {
     when = std::max(when, loop().now());
-  } else if (drained_) {
+  } else if (state_ == State::kDraining) {
     when = loop().now() + drain_time(options_.lease);
-  } else if (!peers_asked_) {
-    when = std::min(when, lease_start_ + options_.lease / 2);
+  } else {
+    when = std::min(when, lease_start_ + (peers_asked_ ? options_.lease : options_.lease / 2));
   }
   loop().cancel(timer_);
   due_ = when;
@@ -228,15 +227,15 @@ void Heartbeat::arm() {
 
 void Heartbeat::tick() {
   timer_ = 0;
-  if (over_) return;
+  if (is_over()) return;
   const Time now = loop().now();
   note_stall();
-  if (!head_lost_ && now - lease_start_ >= options_.lease) {
-    if (drained_) return expire();
-    drained_ = true;
+  if (state_ == State::kDraining) return expire();
+  if (state_ == State::kRenewing && now - lease_start_ >= options_.lease) {
+    state_ = State::kDraining;
     return arm();
   }
-  if (!head_lost_ && !peers_asked_ && now - lease_start_ >= options_.lease / 2) ask_peers();
+  if (state_ == State::kRenewing && !peers_asked_ && now - lease_start_ >= options_.lease / 2) ask_peers();
   if (now >= next_renewal_) renew();
   if (now >= next_dial_) {
     next_dial_ = now + retry_period();
@@ -256,14 +255,16 @@ void Heartbeat::ask_peers() {
 }
 
 void Heartbeat::forget_silence() {
-  drained_ = head_lost_ = peers_asked_ = peer_answered_ = asks_after_stop_ = false;
+  state_ = State::kRenewing;
+  peers_asked_ = peer_answered_ = asks_after_stop_ = false;
   stalled_ = {};
 }
 
 // The head decides whether this worker is lost: the head may have been stopped as well.
 void Heartbeat::ask_after_stop() {
   asks_after_stop_ = true;
-  drained_ = peers_asked_ = peer_answered_ = false;
+  state_ = State::kRenewing;
+  peers_asked_ = peer_answered_ = false;
   lease_start_ = loop().now();
   if (!channels_.empty()) renew();
   arm();
@@ -313,16 +314,15 @@ Status Heartbeat::head_error(const std::string& how, Code code) const {
 }
 
 void Heartbeat::lose_head(const Status& why) {
-  if (over_) return;
+  if (is_over()) return;
   if (!head_may_return() || why.code() == Code::kCorrupted) return fail(why);
-  drained_ = false;
-  if (!std::exchange(head_lost_, true)) events_.head_lost(why);
+  if (std::exchange(state_, State::kHeadLost) != State::kHeadLost) events_.head_lost(why);
   arm();
 }
 
 void Heartbeat::fail(Status why) {
-  if (over_) return;
-  over_ = true;
+  if (is_over()) return;
+  state_ = State::kOver;
   loop().cancel(timer_);
   // The channel stays until stop: this may be called from within it.
   if (const auto failed = std::exchange(events_, {}).failed) failed(why);

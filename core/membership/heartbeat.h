@@ -84,6 +84,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void note_stall();
   bool was_stopped();
   void ask_after_stop();
+  bool is_over() const { return state_ == State::kOver; }
   bool head_may_return() const { return events_.head_lost != nullptr; }
   Status stopped_error();
   void expire();
@@ -97,11 +98,15 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   const HeartbeatOptions options_;
   HeartbeatEvents events_;
 
-  bool over_ = false;       // failed or stopped
-  bool head_lost_ = false;  // and it has not answered since
+  enum class State {
+    kRenewing,
+    kDraining,  // the lease is over; answers that have arrived are read before it fails
+    kHeadLost,  // and it has not answered since
+    kOver,      // failed or stopped
+  };
+  State state_ = State::kRenewing;
   transport::Leave leave_;
-  std::function<void()> left_;  // null: it does not leave, or the head knows
-  bool drained_ = false;        // the lease is over; answers that have arrived are read before it fails
+  std::function<void()> left_;         // null: it does not leave, or the head knows
   uint64_t dials_ = 0, answered_ = 0;  // answered_: the last dial whose connection was answered
   // By number of the dial. Renewals are sent on the newest; the others are kept until it has been answered.
   // They are shared so that a posted task can keep a channel until its callbacks have returned.
