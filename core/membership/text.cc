@@ -1,6 +1,7 @@
 #include "core/membership/text.h"
 
 #include "core/base/describe.h"
+#include "core/base/text.h"
 
 namespace dsgd {
 namespace {
@@ -18,6 +19,12 @@ std::string describe_head(const std::string& address, const transport::JoinReply
   }
   return text;
 }
+
+std::string describe_sender(const transport::ServerChannel& channel) {
+  return "worker '" + printable(channel.hello().worker_id) + "' at " + channel.address();
+}
+
+Status bad_message(const std::string& text) { return Status(Code::kInvalidArgument, text); }
 
 std::string describe_errors(const std::vector<std::string>& addresses, const std::vector<Status>& errors) {
   if (addresses.size() == 1) return errors[0].message();

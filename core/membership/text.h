@@ -13,6 +13,11 @@ namespace dsgd {
 // there is none
 std::string describe_head(const std::string& address, const transport::JoinReply& view);
 
+// "worker 'w0' at 10.0.0.2:40112"
+std::string describe_sender(const transport::ServerChannel& channel);
+// The answer to a message that its sender may not send.
+Status bad_message(const std::string& text);
+
 // "10.0.0.1:7700: <why>; 10.0.0.2:7700: <why>", of those that have failed; of one address, "<why>"
 std::string describe_errors(const std::vector<std::string>& addresses, const std::vector<Status>& errors);
 // The error if no address can be used. `why`: the one of `errors` that gives the code; the message has all.

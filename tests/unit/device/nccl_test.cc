@@ -110,15 +110,15 @@ TEST_F(Nccl, GivesTheValuesOfTheHostWhereverGpusAre) {
         if (cases.skip_next()) continue;
         SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
         const std::string absent = internode == std::string("nccl") ? "zero" : "skip";
-        Job job{place.devices,
-                strategies,
-                6,
-                {{"bucket_size", "4K"},
-                 {"absent", absent},
-                 {"internode", internode},
-                 {"algorithm", "nccl"},
-                 {"gradient_norm", "1"}},
-                place.nodes};
+        TrainingJob job{place.devices,
+                        strategies,
+                        6,
+                        {{"bucket_size", "4K"},
+                         {"absent", absent},
+                         {"internode", internode},
+                         {"algorithm", "nccl"},
+                         {"gradient_norm", "1"}},
+                        place.nodes};
         job.absent = [](int step, int rank, size_t tensor) {
           return (step == 2 && tensor == 1) || (step + rank + static_cast<int>(tensor)) % 4 == 0;
         };
@@ -150,14 +150,14 @@ TEST_F(Nccl, PartsTravelBetweenTeamsAsHalves) {
     for (const std::vector<std::string>& strategies : kStrategies) {
       if (cases.skip_next()) continue;
       SCOPED_TRACE(std::string(place.name) + ", " + strategies[0]);
-      Job job{place.devices,
-              strategies,
-              6,
-              {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"wire", "fp16"}, {"loss_scale", "16"}},
-              place.nodes};
+      TrainingJob job{place.devices,
+                      strategies,
+                      6,
+                      {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"wire", "fp16"}, {"loss_scale", "16"}},
+                      place.nodes};
       std::vector<double> norms, expected_norms;
       const auto values = train(job, nullptr, &norms);
-      Job host = job;
+      TrainingJob host = job;
       host.devices = on_host(job.devices);
       host.settings = {{"bucket_size", "4K"}, {"gradient_norm", "1"}};
       EXPECT_EQ(values, train(host, nullptr, &expected_norms));
@@ -194,11 +194,11 @@ TEST_F(Nccl, ClipsAsTheHostDoesWhereverGpusAre) {
       for (const char* internode : {"rpc", "nccl"}) {
         if (cases.skip_next()) continue;
         SCOPED_TRACE(std::string(place.name) + ", " + strategies[0] + ", internode=" + internode);
-        Job job{place.devices,
-                strategies,
-                4,
-                {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}},
-                place.nodes};
+        TrainingJob job{place.devices,
+                        strategies,
+                        4,
+                        {{"bucket_size", "4K"}, {"internode", internode}, {"algorithm", "nccl"}},
+                        place.nodes};
         job.options = "lr=0.4 momentum=0.5 clip_norm=1";
         std::vector<double> norms, expected_norms;
         const auto values = train(job, nullptr, &norms);
@@ -222,7 +222,8 @@ TEST_F(Nccl, DiffersFromTheHostByNoMoreThanAnotherOrderOfSummationDoes) {
   for (const Place& place : places()) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
       SCOPED_TRACE(std::string(place.name) + ", " + strategy);
-      Job job{place.devices, {strategy}, kSteps, {{"bucket_size", "4K"}, {"algorithm", "nccl"}}, place.nodes};
+      TrainingJob job{
+          place.devices, {strategy}, kSteps, {{"bucket_size", "4K"}, {"algorithm", "nccl"}}, place.nodes};
       job.options = "lr=0.5";
       job.wide = true;
       std::vector<uint64_t> digests;
@@ -267,11 +268,11 @@ TEST_F(Nccl, AStepWhoseGradientsOverflowIsLeftOutByAll) {
     for (const std::vector<std::string>& strategies : kStrategies) {
       if (cases.skip_next()) continue;
       SCOPED_TRACE(std::string(place.name) + ", " + strategies[0]);
-      Job job{place.devices,
-              strategies,
-              6,
-              {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"loss_scale", "256"}},
-              place.nodes};
+      TrainingJob job{place.devices,
+                      strategies,
+                      6,
+                      {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"loss_scale", "256"}},
+                      place.nodes};
       job.overflows = [](int step) { return step == 1 || step == 4; };
       const auto values = train(job);
       job.devices = on_host(job.devices);
@@ -288,11 +289,11 @@ TEST_F(Nccl, GradientsThatAreNotFiniteFailAreSkippedOrCountAsZero) {
       for (const char* nonfinite : {"fail", "skip", "zero"}) {
         if (cases.skip_next()) continue;
         SCOPED_TRACE(std::string(place.name) + ", " + strategy + ", nonfinite=" + nonfinite);
-        Job job{place.devices,
-                {strategy},
-                5,
-                {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"nonfinite", nonfinite}},
-                place.nodes};
+        TrainingJob job{place.devices,
+                        {strategy},
+                        5,
+                        {{"bucket_size", "4K"}, {"algorithm", "nccl"}, {"nonfinite", nonfinite}},
+                        place.nodes};
         job.overflows = [](int step) { return step > 0 && step < 4; };
         const auto values = train(job);
         job.devices = on_host(job.devices);
@@ -596,7 +597,8 @@ TEST_F(Nccl, EarlyUpdatesComeToTheSameWithFewerCopies) {
   for (const Place& place : places()) {
     if (place.devices.size() < 2 || on_host(place.devices) == place.devices) continue;
     if (place.name == std::string("a worker on the host")) continue;  // not all are in one team
-    Job job{place.devices, {"allreduce"}, 4, {{"internode", "nccl"}, {"algorithm", "nccl"}}, place.nodes};
+    TrainingJob job{
+        place.devices, {"allreduce"}, 4, {{"internode", "nccl"}, {"algorithm", "nccl"}}, place.nodes};
     std::vector<std::vector<float>> values[2];
     size_t copies[2][2];
     for (const int early : {0, 1}) {

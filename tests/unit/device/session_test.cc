@@ -67,7 +67,7 @@ TEST_F(GpuSession, AnyMixOfDevicesGivesTheBitsOfTheHost) {
       for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
                {"reproducible", "0"}, {"reproducible", "1"}, {"wire", "bf16"}}) {
         SCOPED_TRACE(devices[0][0] + "... " + strategies[0] + " " + key + "=" + value);
-        Job job{devices, strategies, 6, {{key, value}, {"bucket_size", "4K"}}};
+        TrainingJob job{devices, strategies, 6, {{key, value}, {"bucket_size", "4K"}}};
         job.wide = key == "wire";  // so that halves round
         std::vector<uint64_t> digests;
         const auto values = train(job, &digests);
@@ -90,10 +90,10 @@ TEST_F(GpuSession, HalfTypesAreUpdatedInFloat32WhateverTheOptimizer) {
            {"adamw", "lr=0.01"},
            {"adam", "lr=0.01 amsgrad=1"}}) {
     for (const char* reproducible : {"0", "1"}) {
-      Job job{{{"cuda:0"}, {"cpu", second()}},
-              {"ps", "allreduce", "simple"},
-              5,
-              {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
+      TrainingJob job{{{"cuda:0"}, {"cpu", second()}},
+                      {"ps", "allreduce", "simple"},
+                      5,
+                      {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
       job.optimizer = optimizer;
       job.options = options;
       std::vector<uint64_t> digests;
@@ -109,7 +109,7 @@ TEST_F(GpuSession, TheNormIsTheHostsWhoeverComputesIt) {
        std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0", "cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
       std::vector<double> norms, expected;
-      Job job{devices, {strategy}, 4, {{"gradient_norm", "1"}, {"bucket_size", "4K"}}};
+      TrainingJob job{devices, {strategy}, 4, {{"gradient_norm", "1"}, {"bucket_size", "4K"}}};
       train(job, nullptr, &norms);
       for (auto& worker : job.devices) worker.assign(worker.size(), "cpu");
       train(job, nullptr, &expected);
@@ -131,7 +131,7 @@ TEST_F(GpuSession, ClippingIsTheHostsWhoeverComputesTheNorm) {
       for (const char* reproducible : {"0", "1"}) {
         if (kSanitized && k % 2 != (*reproducible == '1')) continue;  // each with some devices and strategies
         SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
-        Job job{devices, {strategy}, 4, {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
+        TrainingJob job{devices, {strategy}, 4, {{"reproducible", reproducible}, {"bucket_size", "4K"}}};
         job.options = "lr=0.4 momentum=0.5 clip_norm=1";
         std::vector<double> norms, expected_norms;
         const auto clipped = train(job, nullptr, &norms);
@@ -160,7 +160,7 @@ TEST_F(GpuSession, ClippingComesAfterALossScaleIsTakenOut) {
   for (const Devices& devices : std::vector<Devices>{{{"cuda:0"}}, {{"cuda:0"}, {"cpu"}}}) {
     for (const char* strategy : {"allreduce", "ps", "simple"}) {
       SCOPED_TRACE(strategy);
-      Job job{devices, {strategy}, 6, {{"bucket_size", "4K"}, {"loss_scale", "1024"}}};
+      TrainingJob job{devices, {strategy}, 6, {{"bucket_size", "4K"}, {"loss_scale", "1024"}}};
       job.options = "lr=0.4 momentum=0.5 clip_norm=1";
       job.overflows = [](int step) { return step % 3 == 1; };
       std::vector<double> norms, expected_norms;
@@ -183,10 +183,10 @@ TEST_F(GpuSession, ALossScaleIsTakenOutAgainAndOverflowsLeaveTheModelAsItWas) {
       for (const char* reproducible : {"0", "1"}) {
         SCOPED_TRACE(strategy + std::string(" reproducible=") + reproducible);
         std::vector<double> norms, expected_norms;
-        Job job{devices,
-                {strategy},
-                9,
-                {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
+        TrainingJob job{devices,
+                        {strategy},
+                        9,
+                        {{"bucket_size", "4K"}, {"reproducible", reproducible}, {"loss_scale", "1024"}}};
         job.optimizer = "adam";
         job.options = "lr=0.01";
         job.overflows = [](int step) { return step % 3 == 1; };
@@ -222,11 +222,11 @@ TEST_F(GpuSession, GradientsThatAreNotFiniteFailAreSkippedOrCountAsZero) {
           const char *strategy = kStrategies[s], *nonfinite = kActions[a];
           SCOPED_TRACE(std::to_string(devices.size()) + " workers, " + strategy +
                        ", reproducible=" + std::to_string(reproducible) + ", nonfinite=" + nonfinite);
-          Job job{
+          TrainingJob job{
               devices, {strategy}, 8, {{"bucket_size", "4K"}, {"reproducible", reproducible ? "1" : "0"}}};
           job.optimizer = "adam", job.options = "lr=0.01";
           job.overflows = [](int step) { return step == 1 || step == 2 || step > 3; };
-          Job oracle = job;
+          TrainingJob oracle = job;
           oracle.devices = host;
           oracle.zeros = std::string(nonfinite) == "zero";
           job.settings["nonfinite"] = nonfinite;

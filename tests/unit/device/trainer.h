@@ -186,7 +186,7 @@ inline void expect_near(const std::vector<double>& norms, const std::vector<doub
   }
 }
 
-struct Job {
+struct TrainingJob {
   std::vector<std::vector<std::string>> devices;        // by rank
   std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
   int steps = 4;
@@ -233,7 +233,7 @@ inline void run_ranks(size_t workers, const Settings& given,
 }
 
 // The values that each rank has after the job's steps; and what rank 0 is told of the gradients' norms.
-inline std::vector<std::vector<float>> train(const Job& job, std::vector<uint64_t>* digests = nullptr,
+inline std::vector<std::vector<float>> train(const TrainingJob& job, std::vector<uint64_t>* digests = nullptr,
                                              std::vector<double>* norms = nullptr) {
   const size_t workers = job.devices.size();
   std::vector<std::vector<float>> values(workers);
