@@ -13,7 +13,9 @@
 #include "core/membership/head_reconnector.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
+#include "core/membership/member_views.h"
 #include "core/membership/text.h"
+#include "core/membership/while_alive.h"
 #include "transport/poster.h"
 
 namespace dsgd {
@@ -67,17 +69,13 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // Addresses of the heads; the one that this worker joined is first, and numeric.
   std::vector<std::string> heads;
   std::shared_ptr<HeadReconnector> reconnector;  // null: the head is not lost
-  bool return_again = false;                     // once the reconnector has ended
+  bool reconnect_again = false;                  // once the reconnector has ended
   Status head_loss;                              // why it counts as lost, while there is a reconnector
-  bool missed = false;                           // the loss of the head was logged, so its return is, too
+  bool loss_logged = false;                      // the loss of the head was logged, so its return is, too
   transport::Time came_back{};                   // the head, last
   std::shared_ptr<Heartbeat> heartbeat;
-  JoinReply view;     // as this worker joined
-  JoinReply present;  // the view that the head has last published; a learner is its last member
-
-  bool host_left = false;  // news: the worker that hosts the head left in good order
+  MemberViews views;
   Status broken;
-  std::vector<int32_t> departed;  // of a learner: numbers of workers that have left
   std::vector<WatchReply> left;  // news of workers that left, with present ranks, which no callback has taken
   std::function<void(Result<JoinReply>)> notify_joined;
   std::function<void(const Status&)> notify_broken;
@@ -98,9 +96,15 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // Runs `f(impl)` from a task of the loop, if the member still exists.
   template <typename F>
   void later(F f) {
-    loop.post([weak = weak_from_this(), f = std::move(f)]() mutable {
-      if (auto self = weak.lock()) f(*self);
-    });
+    loop.post(while_alive(weak_from_this(), std::move(f)));
+  }
+
+  // Returns a callback for the heartbeat's thread, which runs `f(impl, ...)` on the loop.
+  template <typename F>
+  auto on_loop(F f) {
+    return [poster = poster, weak = weak_from_this(), f](const auto&... arguments) {
+      poster->post([=] { while_alive(weak, f)(arguments...); });
+    };
   }
 
   // The channel may be calling us at this moment, so it is destroyed from a task of its own.
@@ -109,6 +113,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     channel->close(flush);
     loop.post([keep = std::exchange(channel, nullptr)] {});
   }
+
+  std::string head_name() const { return describe_head(options.head, views.present()); }
 
   bool over() const { return phase == Phase::kLeaving || phase == Phase::kLeft; }
 
@@ -140,27 +146,22 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     heads = split_addresses(options.head);
     heads[joined.head] = channel->address();  // a name would have to be resolved within the lease
     std::rotate(heads.begin(), heads.begin() + static_cast<std::ptrdiff_t>(joined.head), heads.end());
-    view = present = std::move(joined.view);
+    views.join(std::move(joined.view));
     phase = Phase::kJoined;
     start_heartbeat();
-    received = view.sequence;
+    received = views.joined().sequence;
     watch(received);
     later([](Impl& self) {
-      if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(self.view);
+      if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(self.views.joined());
     });
   }
-
-  const transport::MemberInfo& member(int32_t rank) const { return view.members[static_cast<size_t>(rank)]; }
-  const transport::MemberInfo& own() const { return present.members[static_cast<size_t>(present.rank)]; }
-  int32_t number() const { return view.rank >= 0 ? member(view.rank).number : -1; }  // -1: not yet known
-  std::string head_host() const { return view.head_rank >= 0 ? member(view.head_rank).host : std::string(); }
 
   transport::Hello hello_of(transport::Role role) const {
     transport::Hello hello = options.hello;
     hello.role = role;
-    hello.rank = number();
-    hello.view = view.view;
-    hello.job_nonce = view.job_nonce;
+    hello.rank = views.number();
+    hello.view = views.joined().view;
+    hello.job_nonce = views.joined().job_nonce;
     return hello;
   }
 
@@ -168,34 +169,20 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     HeartbeatOptions o;
     o.addresses = heads;
     o.hello = hello_of(transport::Role::kHeartbeat);
-    o.own_rank = view.rank;
+    o.own_rank = views.joined().rank;
     o.token = options.token;
     o.lease = options.lease;
     o.interval = options.heartbeat_interval;
-    o.head_name = describe_head(options.head, view);
-    o.head_rank = view.head_rank;
-    o.head_host = head_host();
-    o.own_name = describe_member(member(view.rank));
-    o.own_host = member(view.rank).host;
-    for (const transport::MemberInfo& peer : view.members) {
-      // A worker on this machine answers even if the machine is cut off. A worker on the head's machine may
-      // be silent for the same reason as the head.
-      const bool here = peer.machine == member(view.rank).machine;
-      const bool with_head = view.head_rank >= 0 && peer.machine == member(view.head_rank).machine;
-      if (!here && !with_head && !peer.addresses.empty()) o.peers.push_back(peer.addresses);
-    }
-    const auto on_loop = [poster = poster,
-                          weak = weak_from_this()]<typename... Args>(void (Impl::*then)(Args...)) {
-      return [poster, weak, then](const std::decay_t<Args>&... args) {
-        poster->post([weak, then, args...] {
-          if (auto self = weak.lock()) (self.get()->*then)(args...);
-        });
-      };
-    };
-    HeartbeatEvents events{on_loop(&Impl::heartbeat_failed)};
-    if (view.durable) {
-      events.head_lost = on_loop(&Impl::head_silent);
-      events.head_answered = on_loop(&Impl::head_answered);
+    o.head_name = head_name();
+    o.head_rank = views.joined().head_rank;
+    o.head_host = views.head_host();
+    o.own_name = describe_member(views.joiner());
+    o.own_host = views.joiner().host;
+    o.peers = views.remote_peers();
+    HeartbeatEvents events{on_loop([](Impl& self, const Status& why) { self.heartbeat_failed(why); })};
+    if (views.joined().durable) {
+      events.head_lost = on_loop([](Impl& self, const Status& why) { self.head_silent(why); });
+      events.head_answered = on_loop([](Impl& self) { self.head_answered(); });
     }
     heartbeat = std::make_shared<Heartbeat>(heartbeat_network, std::move(o), std::move(events));
     heartbeat->start();
@@ -223,18 +210,18 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void watch(uint64_t sequence) {
     transport::Watch request;
     request.sequence = sequence;
-    channel->call(
-        request, transport::kNever, [weak = weak_from_this(), of = connection](Result<Message> answer) {
-          auto self = weak.lock();
-          if (!self || self->over() || !self->channel)
-            return;  // while leaving, only the answer to Leave matters
-          if (self->connection != of) return;
-          if (answer.status().code() == Code::kEvicted) return self->break_down(answer.status());
-          if (self->may_return(answer.status())) return self->connection_lost(answer.status());
-          if (!answer.ok())
-            return self->head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
-          if (auto* news = std::get_if<WatchReply>(&answer.value())) self->on_news(*news);
-        });
+    channel->call(request, transport::kNever,
+                  while_alive(weak_from_this(), [of = connection](Impl& self, const Result<Message>& answer) {
+                    if (self.over() || !self.channel)
+                      return;  // while leaving, only the answer to Leave matters
+                    if (self.connection != of) return;
+                    if (answer.status().code() == Code::kEvicted) return self.break_down(answer.status());
+                    if (self.may_return(answer.status())) return self.connection_lost(answer.status());
+                    if (!answer.ok())
+                      return self.head_lost("was lost: " + answer.status().message(),
+                                            code_of_break(answer.status()));
+                    if (auto* news = std::get_if<WatchReply>(&answer.value())) self.on_news(*news);
+                  }));
   }
 
   void on_news(const WatchReply& news) {
@@ -242,16 +229,10 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     watch(received);  // which also confirms this news
     if (!news.members.empty()) return change_view(news);
     if (!news.news.ok()) return break_down(news.news);
-    const auto one = std::find_if(present.members.begin(), present.members.end(),
-                                  [&](const transport::MemberInfo& m) { return m.number == news.left; });
-    if (one == present.members.end()) return;
-    const int32_t rank = one->rank;
-    if (rank == present.head_rank) host_left = true;
-    if (present.learner) {  // it enters a view without that worker
-      departed.push_back(news.left);
-      return present_changed();
-    }
-    log->info(describe_member(present.members[static_cast<size_t>(rank)]) +
+    const int32_t rank = views.note_left(news.left);
+    if (rank < 0) return;
+    if (views.present().learner) return present_changed();
+    log->info(describe_member(views.present().members[static_cast<size_t>(rank)]) +
               " has left the job in good order");
     left.push_back(news);
     left.back().left = rank;
@@ -259,31 +240,18 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   }
 
   void change_view(const WatchReply& news) {
-    JoinReply next = present;
-    next.view = news.view;
-    next.members = news.members;
-    next.head_rank = news.head_rank;
-    next.paused = news.paused;
-    next.rank = rank_of(next.members, options.hello.worker_id);
-    next.learner = present.learner && next.rank < 0;
-    if (next.learner) {
-      next.rank = static_cast<int32_t>(next.members.size());
-      next.members.push_back(own());
-      next.members.back().rank = next.rank;
-    }
-    if (next.rank < 0 || next.view <= present.view) {
-      return break_down(Status(Code::kInternal, describe_head(options.head, view) + " published view " +
-                                                    std::to_string(next.view) +
+    if (!views.change(news)) {
+      return break_down(Status(Code::kInternal, describe_head(options.head, views.joined()) +
+                                                    " published view " + std::to_string(news.view) +
                                                     ", which this worker cannot take part in"));
     }
-    present = std::move(next);
     std::erase_if(cuts, [&](const auto& cut) {
-      return std::none_of(present.members.begin(), present.members.end(),
+      return std::none_of(views.present().members.begin(), views.present().members.end(),
                           [&](const transport::MemberInfo& m) { return m.number == cut.first; });
     });
-    if (present.learner) return present_changed();
+    if (views.present().learner) return present_changed();
     notify_refused = nullptr;
-    later([next = present, why = news.news](Impl& self) {
+    later([next = views.present(), why = news.news](Impl& self) {
       auto notify = self.notify_view;
       if (notify && !self.over()) notify(next, why);
     });
@@ -291,7 +259,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void present_changed() {
     later([](Impl& self) {
-      if (self.notify_present && self.present.learner && !self.over()) self.notify_present();
+      if (self.notify_present && self.views.present().learner && !self.over()) self.notify_present();
     });
   }
 
@@ -307,24 +275,24 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   // The heartbeat knows the ranks of the view in which this worker joined.
   void heartbeat_failed(Status why) {
-    if (host_left) return head_gone();
+    if (views.host_left()) return head_gone();
+    const JoinReply& view = views.joined();
     const bool own_lease =
         why.code() == Code::kWorkerLost && why.rank() == view.rank && view.rank != view.head_rank;
     if (why.code() == Code::kWorkerLost && why.rank() >= 0 &&
         why.rank() < static_cast<int32_t>(view.members.size())) {
-      const transport::MemberInfo& named = member(why.rank());
-      why = std::move(why).with_rank(rank_of(present.members, named.worker_id), named.host);
+      const transport::MemberInfo& named = view.members[static_cast<size_t>(why.rank())];
+      why = std::move(why).with_rank(rank_of(views.present().members, named.worker_id), named.host);
     }
     report(why);  // the head may receive it, although this worker receives nothing from the head
     // The others go on without a worker whose lease is over.
-    break_down(own_lease && views_change() ? evicted(own(), why) : why);
+    break_down(own_lease && views_change() ? evicted(views.own(), why) : why);
   }
 
   void head_lost(const std::string& how, Code code = Code::kWorkerLost) {
-    if (host_left) return head_gone();
+    if (views.host_left()) return head_gone();
     drop_channel(false);
-    break_down(Status(code, describe_head(options.head, present) + " " + how)
-                   .with_rank(present.head_rank, head_host()));
+    break_down(Status(code, head_name() + " " + how).with_rank(views.present().head_rank, views.head_host()));
   }
 
   // The head has gone in good order, with the worker that hosted it.
@@ -333,7 +301,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     drop_channel(false);
     phase = Phase::kHeadless;
     stop_heartbeat({});
-    log->info(describe_head(options.head, view) +
+    log->info(describe_head(options.head, views.joined()) +
               " has left in good order; the remaining workers now probe each other");
     refuse_entry();
   }
@@ -341,12 +309,13 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // ---- a head that comes back
 
   // Whether this error of a call is the loss of a head that may come back.
-  bool may_return(const Status& why) const { return view.durable && !host_left && is_lost_connection(why); }
+  bool may_return(const Status& why) const {
+    return views.joined().durable && !views.host_left() && is_lost_connection(why);
+  }
 
   void connection_lost(const Status& why) {
     drop_channel(false);
-    head_silent(
-        Status(Code::kWorkerLost, describe_head(options.head, present) + " was lost: " + why.message()));
+    head_silent(Status(Code::kWorkerLost, head_name() + " was lost: " + why.message()));
   }
 
   // A head that is only silent keeps its connection until another one has replaced it: to the head, the end
@@ -354,7 +323,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void head_silent(Status why) {
     if (reconnector || (phase != Phase::kJoined && phase != Phase::kLeaving)) return;
     if (phase == Phase::kJoined) {
-      missed = true;
+      loss_logged = true;
       log->warning(why.message() + "; training goes on, and the head is dialled again for " +
                    describe_duration(options.head_timeout) + " (head_timeout)");
     }
@@ -366,11 +335,10 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void head_answered() {
     if (phase != Phase::kJoined && phase != Phase::kLeaving) return;
     if (reconnector) {
-      return_again = true;
+      reconnect_again = true;
       return;
     }
-    await_head(Status(Code::kWorkerLost,
-                      describe_head(options.head, present) + " does not answer on its earlier connection"));
+    await_head(Status(Code::kWorkerLost, head_name() + " does not answer on its earlier connection"));
   }
 
   void await_head(Status why) {
@@ -379,7 +347,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     o.addresses = heads;
     o.hello = hello_of(transport::Role::kControl);
     o.token = options.token;
-    o.request = {number(), view.view, options.join.incarnation};
+    o.request = {views.number(), views.joined().view, options.join.incarnation};
     o.lease = options.lease;
     o.deadline = loop.now() + options.head_timeout;
     reconnector = std::make_shared<HeadReconnector>(
@@ -396,13 +364,14 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     ++connection;
     came_back = loop.now();
     if (phase == Phase::kLeaving) return call_leave();
-    if (std::exchange(missed, false)) log->info(describe_head(options.head, present) + " has come back");
+    if (std::exchange(loss_logged, false)) log->info(head_name() + " has come back");
     if (heartbeat) heartbeat->begin_lease();  // the head may fall silent before it answers there
     watch(received);
     if (unanswered) call_report();
     if (notify_refused) call_enter();
-    for (const auto& [peer, why] : cuts) send_to_head(transport::ReportCut{number(), view.view, why, peer});
-    if (std::exchange(return_again, false)) head_answered();
+    for (const auto& [peer, why] : cuts)
+      send_to_head(transport::ReportCut{views.number(), views.joined().view, why, peer});
+    if (std::exchange(reconnect_again, false)) head_answered();
   }
 
   void no_return(const Status& why) {
@@ -410,8 +379,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     if (why.code() == Code::kEvicted) return break_down(why);
     if (!is_lost_connection(why)) {  // a head that knows the job
       return break_down(
-          Status(Code::kWorkerLost, describe_head(options.head, present) +
-                                        " has come back, and refuses this worker: " + why.message())
+          Status(Code::kWorkerLost, head_name() + " has come back, and refuses this worker: " + why.message())
               .with_rank(why.rank(), why.host()));
     }
     heartbeat_failed(Status(head_loss.code(), head_loss.message() + "; it has not come back within " +
@@ -422,23 +390,23 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   void call_report() {
     if (!channel) return;
-    channel->call(*unanswered, transport::kNever, [weak = weak_from_this()](const Result<Message>& answer) {
-      auto self = weak.lock();
-      if (self && !self->may_return(answer.status())) self->unanswered.reset();
-    });
+    channel->call(*unanswered, transport::kNever,
+                  while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
+                    if (!self.may_return(answer.status())) self.unanswered.reset();
+                  }));
   }
 
   // A head decides within a lease, which may begin with the report. If it is lost before, the worker notices
   // that within another one. A head that has come back gives each worker a lease first. A quarter of a lease
   // is for messages and the head's second look.
   transport::Time verdict_due(transport::Time reported) const {
-    if (!view.durable) return reported + 5 * options.lease / 4;
+    if (!views.joined().durable) return reported + 5 * options.lease / 4;
     if (reconnector) return loop.now() + options.lease;
     return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
   }
 
   void stop_reconnector() {
-    return_again = false;
+    reconnect_again = false;
     if (reconnector) std::exchange(reconnector, nullptr)->stop();
   }
 
@@ -466,23 +434,23 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     return dsgd::views_change(join.num_workers, join.min_workers, join.max_workers, join.rejoin_timeout);
   }
 
-  bool has_head() const { return phase == Phase::kJoined && (channel || reconnector) && !host_left; }
+  bool has_head() const { return phase == Phase::kJoined && (channel || reconnector) && !views.host_left(); }
 
   void report(const Status& cause) {
     if (cause.ok() || !has_head()) return;
-    transport::Report message{number(), view.view, cause};
-    if (!view.durable) return void(send_to_head(message));
+    transport::Report message{views.number(), views.joined().view, cause};
+    if (!views.joined().durable) return void(send_to_head(message));
     if (unanswered) return;  // only the first cause counts
     unanswered = std::move(message);
     call_report();
   }
 
   bool report_cut(const std::string& peer_id, const Status& cause, bool silent) {
-    const int32_t rank = rank_of(present.members, peer_id);
+    const int32_t rank = rank_of(views.present().members, peer_id);
     if (rank < 0) return has_head();  // the head has already decided
-    const int32_t peer = present.members[static_cast<size_t>(rank)].number;
-    if (view.durable && !silent) cuts.emplace(peer, cause);
-    return send_to_head(transport::ReportCut{number(), view.view, cause, peer});
+    const int32_t peer = views.present().members[static_cast<size_t>(rank)].number;
+    if (views.joined().durable && !silent) cuts.emplace(peer, cause);
+    return send_to_head(transport::ReportCut{views.number(), views.joined().view, cause, peer});
   }
 
   void enter(std::function<void(const Status&)> refused) {
@@ -498,21 +466,19 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   // The head has gone. A learner whose Enter it has not answered enters no view.
   void refuse_entry() {
     later([](Impl& self) {
-      self.refuse(Status(Code::kUnreachable, describe_head(self.options.head, self.present) +
-                                                 " has gone, so this worker cannot join the job"));
+      self.refuse(
+          Status(Code::kUnreachable, self.head_name() + " has gone, so this worker cannot join the job"));
     });
   }
 
   // If the connection ends, the Watch call in flight reports it.
   void call_enter() {
     if (!channel) return;
-    channel->call(transport::Enter{number(), view.view}, transport::kNever,
-                  [weak = weak_from_this()](const Result<Message>& answer) {
-                    auto self = weak.lock();
-                    if (!self || answer.ok() || !self->has_head() || self->may_return(answer.status()))
-                      return;
-                    self->refuse(answer.status());
-                  });
+    channel->call(transport::Enter{views.number(), views.joined().view}, transport::kNever,
+                  while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
+                    if (answer.ok() || !self.has_head() || self.may_return(answer.status())) return;
+                    self.refuse(answer.status());
+                  }));
   }
 
   // Ignores the answer: what follows from the message comes as news.
@@ -533,41 +499,35 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
     if (phase == Phase::kLeaving) return;  // finish() follows
     if ((!channel && !reconnector) || phase == Phase::kLeft) return left_job();
     phase = Phase::kLeaving;
-    send_leave(cause, departure_call, view.head_rank >= 0 && view.head_rank == view.rank);
+    send_leave(cause, departure_call, views.hosts_head());
   }
 
   // `host`: of the head.
   void send_leave(const Status& cause, uint64_t departure_call, bool host) {
     leave_until = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
-    leave_timer = loop.schedule(leave_until, [weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->finish();
-    });
-    leaving.number = number();
-    leaving.view = present.view;
+    leave_timer =
+        loop.schedule(leave_until, while_alive(weak_from_this(), [](Impl& self) { self.finish(); }));
+    leaving.number = views.number();
+    leaving.view = views.present().view;
     leaving.cause = cause;
     leaving.departure_call = departure_call;
     call_leave();
     // After a cut, a new heartbeat connection may reach the head long before TCP sends again on this one. No
     // cut is between a head and its host.
     if (!heartbeat || host) return;
-    heartbeat->leave(leaving, [poster = poster, weak = weak_from_this()] {
-      poster->post([weak] {
-        if (auto self = weak.lock(); self && self->phase == Phase::kLeaving) self->left_job();
-      });
-    });
+    heartbeat->leave(leaving, on_loop([](Impl& self) {
+                       if (self.phase == Phase::kLeaving) self.left_job();
+                     }));
   }
 
   void call_leave() {
     if (!channel) return;
     channel->call(leaving, leave_until,
-                  [weak = weak_from_this(), of = connection](const Result<Message>& answer) {
-                    auto self = weak.lock();
-                    if (!self) return;
-                    const bool lost = self->may_return(answer.status());
-                    if (!lost) return self->left_job();
-                    if (self->phase == Phase::kLeaving && self->connection == of && self->channel)
-                      self->connection_lost(answer.status());
-                  });
+                  while_alive(weak_from_this(), [of = connection](Impl& self, const Result<Message>& answer) {
+                    if (!self.may_return(answer.status())) return self.left_job();
+                    if (self.phase == Phase::kLeaving && self.connection == of && self.channel)
+                      self.connection_lost(answer.status());
+                  }));
   }
 
   // The head knows (or is gone): the heartbeat ends, then the connection.
@@ -577,11 +537,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
         phase == Phase::kIdle) {
       phase = Phase::kLeft;
     }
-    stop_heartbeat([poster = poster, weak = weak_from_this()] {
-      poster->post([weak] {
-        if (auto self = weak.lock()) self->finish();
-      });
-    });
+    stop_heartbeat(on_loop([](Impl& self) { self.finish(); }));
   }
 
   void finish() {
@@ -639,28 +595,15 @@ void Member::on_view(std::function<void(const JoinReply& view, const Status& why
 
 void Member::on_present_view(std::function<void()> changed) { impl_->notify_present = std::move(changed); }
 
-JoinReply Member::present_view() const {
-  JoinReply view = impl_->present;
-  const int32_t host = view.head_rank < 0 ? -1 : view.members[static_cast<size_t>(view.head_rank)].number;
-  std::erase_if(view.members, [this](const transport::MemberInfo& member) {
-    return std::count(impl_->departed.begin(), impl_->departed.end(), member.number) > 0;
-  });
-  view.head_rank = -1;
-  for (size_t rank = 0; rank < view.members.size(); ++rank) {
-    view.members[rank].rank = static_cast<int32_t>(rank);
-    if (host >= 0 && view.members[rank].number == host) view.head_rank = static_cast<int32_t>(rank);
-  }
-  view.rank = static_cast<int32_t>(view.members.size()) - 1;
-  return view;
-}
+JoinReply Member::present_view() const { return impl_->views.present_with_learner(); }
 
 void Member::enter(std::function<void(const Status&)> refused) { impl_->enter(std::move(refused)); }
 
 bool Member::has_head() const { return impl_->has_head(); }
 
 void Member::report_progress(transport::Progress progress) {
-  progress.number = impl_->number();
-  progress.view = impl_->view.view;
+  progress.number = impl_->views.number();
+  progress.view = impl_->views.joined().view;
   impl_->send_to_head(progress);
 }
 
