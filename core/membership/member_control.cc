@@ -1,0 +1,300 @@
+// The control connection of a worker that has joined: news, the loss of the head and its return, messages to
+// it.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/describe.h"
+#include "core/base/retry.h"
+#include "core/base/views_change.h"
+#include "core/membership/member_impl.h"
+#include "core/membership/text.h"
+#include "core/membership/while_alive.h"
+
+namespace dsgd {
+
+// ---- news
+
+void Member::Impl::watch(uint64_t sequence) {
+  transport::Watch request;
+  request.sequence = sequence;
+  channel->call(request, transport::kNever,
+                while_alive(weak_from_this(), [of = connection](Impl& self, const Result<Message>& answer) {
+                  if (self.over() || !self.channel)
+                    return;  // while leaving, only the answer to Leave matters
+                  if (self.connection != of) return;
+                  if (answer.status().code() == Code::kEvicted) return self.break_down(answer.status());
+                  if (self.may_return(answer.status())) return self.connection_lost(answer.status());
+                  if (!answer.ok())
+                    return self.head_lost("was lost: " + answer.status().message(),
+                                          code_of_break(answer.status()));
+                  if (auto* news = std::get_if<WatchReply>(&answer.value())) self.on_news(*news);
+                }));
+}
+
+void Member::Impl::on_news(const WatchReply& news) {
+  received = news.sequence;
+  watch(received);  // which also confirms this news
+  if (!news.members.empty()) return change_view(news);
+  if (!news.news.ok()) return break_down(news.news);
+  const int32_t rank = views.note_left(news.left);
+  if (rank < 0) return;
+  if (views.present().learner) return present_changed();
+  log->info(describe_member(views.present().members[static_cast<size_t>(rank)]) +
+            " has left the job in good order");
+  left.push_back(news);
+  left.back().left = rank;
+  deliver_left();
+}
+
+void Member::Impl::change_view(const WatchReply& news) {
+  if (!views.change(news)) {
+    return break_down(Status(Code::kInternal, describe_head(options.head, views.joined()) +
+                                                  " published view " + std::to_string(news.view) +
+                                                  ", which this worker cannot take part in"));
+  }
+  std::erase_if(cuts, [&](const auto& cut) {
+    return std::none_of(views.present().members.begin(), views.present().members.end(),
+                        [&](const transport::MemberInfo& m) { return m.number == cut.first; });
+  });
+  if (views.present().learner) return present_changed();
+  notify_refused = nullptr;
+  later([next = views.present(), why = news.news](Impl& self) {
+    auto notify = self.notify_view;
+    if (notify && !self.over()) notify(next, why);
+  });
+}
+
+void Member::Impl::present_changed() {
+  later([](Impl& self) {
+    if (self.notify_present && self.views.present().learner && !self.over()) self.notify_present();
+  });
+}
+
+void Member::Impl::deliver_left() {
+  if (!notify_left) return;
+  for (const WatchReply& news : std::exchange(left, {})) {
+    later([rank = news.left, call = news.departure_call](Impl& self) {
+      auto notify = self.notify_left;
+      if (notify && !self.over()) notify(rank, call);
+    });
+  }
+}
+
+// ---- the loss of the head
+
+// The heartbeat knows the ranks of the view in which this worker joined.
+void Member::Impl::heartbeat_failed(Status why) {
+  if (views.host_left()) return head_gone();
+  const JoinReply& view = views.joined();
+  const bool own_lease =
+      why.code() == Code::kWorkerLost && why.rank() == view.rank && view.rank != view.head_rank;
+  if (why.code() == Code::kWorkerLost && why.rank() >= 0 &&
+      why.rank() < static_cast<int32_t>(view.members.size())) {
+    const transport::MemberInfo& named = view.members[static_cast<size_t>(why.rank())];
+    why = std::move(why).with_rank(rank_of(views.present().members, named.worker_id), named.host);
+  }
+  report(why);  // the head may receive it, although this worker receives nothing from the head
+  // The others go on without a worker whose lease is over.
+  break_down(own_lease && views_change() ? evicted(views.own(), why) : why);
+}
+
+void Member::Impl::head_lost(const std::string& how, Code code) {
+  if (views.host_left()) return head_gone();
+  drop_channel(false);
+  break_down(Status(code, head_name() + " " + how).with_rank(views.present().head_rank, views.head_host()));
+}
+
+// The head has gone in good order, with the worker that hosted it.
+void Member::Impl::head_gone() {
+  if (phase != Phase::kJoined) return;
+  drop_channel(false);
+  phase = Phase::kHeadless;
+  stop_heartbeat({});
+  log->info(describe_head(options.head, views.joined()) +
+            " has left in good order; the remaining workers now probe each other");
+  refuse_entry();
+}
+
+// ---- a head that comes back
+
+// Whether this error of a call is the loss of a head that may come back.
+bool Member::Impl::may_return(const Status& why) const {
+  return views.joined().durable && !views.host_left() && is_lost_connection(why);
+}
+
+void Member::Impl::connection_lost(const Status& why) {
+  drop_channel(false);
+  head_silent(Status(Code::kWorkerLost, head_name() + " was lost: " + why.message()));
+}
+
+// A head that is only silent keeps its connection until another one has replaced it: to the head, the end
+// of the connection would be the loss of this worker.
+void Member::Impl::head_silent(Status why) {
+  if (reconnector || (phase != Phase::kJoined && phase != Phase::kLeaving)) return;
+  if (phase == Phase::kJoined) {
+    loss_logged = true;
+    log->warning(why.message() + "; training goes on, and the head is dialled again for " +
+                 describe_duration(options.head_timeout) + " (head_timeout)");
+  }
+  await_head(std::move(why));
+}
+
+// The head has answered on a later heartbeat connection: perhaps it is another head than the one to which
+// the control connection leads, which may be silent for ever.
+void Member::Impl::head_answered() {
+  if (phase != Phase::kJoined && phase != Phase::kLeaving) return;
+  if (reconnector) {
+    reconnect_again = true;
+    return;
+  }
+  await_head(Status(Code::kWorkerLost, head_name() + " does not answer on its earlier connection"));
+}
+
+void Member::Impl::await_head(Status why) {
+  head_loss = std::move(why);
+  HeadReconnector::Options o;
+  o.addresses = heads;
+  o.hello = hello_of(transport::Role::kControl);
+  o.token = options.token;
+  o.request = {views.number(), views.joined().view, options.join.incarnation};
+  o.lease = options.lease;
+  o.deadline = loop.now() + options.head_timeout;
+  reconnector =
+      std::make_shared<HeadReconnector>(network, std::move(o), [this](Result<HeadReconnector::Channel> back) {
+        reconnector = nullptr;
+        back.ok() ? come_back(std::move(back).value()) : no_return(back.status());
+      });
+  reconnector->start();
+}
+
+void Member::Impl::come_back(HeadReconnector::Channel back) {
+  drop_channel(false);
+  channel = std::move(back);
+  ++connection;
+  came_back = loop.now();
+  if (phase == Phase::kLeaving) return call_leave();
+  if (std::exchange(loss_logged, false)) log->info(head_name() + " has come back");
+  if (heartbeat) heartbeat->begin_lease();  // the head may fall silent before it answers there
+  watch(received);
+  if (unanswered) call_report();
+  if (notify_refused) call_enter();
+  for (const auto& [peer, why] : cuts)
+    send_to_head(transport::ReportCut{views.number(), views.joined().view, why, peer});
+  if (std::exchange(reconnect_again, false)) head_answered();
+}
+
+void Member::Impl::no_return(const Status& why) {
+  if (phase == Phase::kLeaving) return left_job();
+  if (why.code() == Code::kEvicted) return break_down(why);
+  if (!is_lost_connection(why)) {  // a head that knows the job
+    return break_down(
+        Status(Code::kWorkerLost, head_name() + " has come back, and refuses this worker: " + why.message())
+            .with_rank(why.rank(), why.host()));
+  }
+  heartbeat_failed(Status(head_loss.code(), head_loss.message() + "; it has not come back within " +
+                                                describe_duration(options.head_timeout) +
+                                                " (head_timeout): " + why.message())
+                       .with_rank(head_loss.rank(), head_loss.host()));
+}
+
+void Member::Impl::call_report() {
+  if (!channel) return;
+  channel->call(*unanswered, transport::kNever,
+                while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
+                  if (!self.may_return(answer.status())) self.unanswered.reset();
+                }));
+}
+
+// A head decides within a lease, which may begin with the report. If it is lost before, the worker notices
+// that within another one. A head that has come back gives each worker a lease first. A quarter of a lease
+// is for messages and the head's second look.
+transport::Time Member::Impl::verdict_due(transport::Time reported) const {
+  if (!views.joined().durable) return reported + 5 * options.lease / 4;
+  if (reconnector) return loop.now() + options.lease;
+  return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
+}
+
+void Member::Impl::stop_reconnector() {
+  reconnect_again = false;
+  if (reconnector) std::exchange(reconnector, nullptr)->stop();
+}
+
+void Member::Impl::break_down(const Status& why) {
+  if (phase != Phase::kJoined) return;
+  stop_reconnector();
+  phase = Phase::kBroken;
+  broken = why;
+  log->info("the job cannot go on: " + broken.message());  // the session, which fails with it, logs the error
+  stop_heartbeat({});
+  deliver_broken();
+}
+
+void Member::Impl::deliver_broken() {
+  if (broken.ok() || !notify_broken) return;
+  later([](Impl& self) {
+    auto notify = std::exchange(self.notify_broken, nullptr);
+    if (notify && !self.over()) notify(self.broken);
+  });
+}
+
+bool Member::Impl::views_change() const {
+  const transport::JoinRequest& join = options.join;
+  return dsgd::views_change(join.num_workers, join.min_workers, join.max_workers, join.rejoin_timeout);
+}
+
+// ---- messages to the head
+
+void Member::Impl::report(const Status& cause) {
+  if (cause.ok() || !has_head()) return;
+  transport::Report message{views.number(), views.joined().view, cause};
+  if (!views.joined().durable) return void(send_to_head(message));
+  if (unanswered) return;  // only the first cause counts
+  unanswered = std::move(message);
+  call_report();
+}
+
+bool Member::Impl::report_cut(const std::string& peer_id, const Status& cause, bool silent) {
+  const int32_t rank = rank_of(views.present().members, peer_id);
+  if (rank < 0) return has_head();  // the head has already decided
+  const int32_t peer = views.present().members[static_cast<size_t>(rank)].number;
+  if (views.joined().durable && !silent) cuts.emplace(peer, cause);
+  return send_to_head(transport::ReportCut{views.number(), views.joined().view, cause, peer});
+}
+
+void Member::Impl::enter(std::function<void(const Status&)> refused) {
+  notify_refused = std::move(refused);
+  if (has_head()) return call_enter();
+  refuse_entry();
+}
+
+void Member::Impl::refuse(const Status& why) {
+  if (auto notify = std::exchange(notify_refused, nullptr)) notify(why);
+}
+
+// The head has gone. A learner whose Enter it has not answered enters no view.
+void Member::Impl::refuse_entry() {
+  later([](Impl& self) {
+    self.refuse(
+        Status(Code::kUnreachable, self.head_name() + " has gone, so this worker cannot join the job"));
+  });
+}
+
+// If the connection ends, the Watch call in flight reports it.
+void Member::Impl::call_enter() {
+  if (!channel) return;
+  channel->call(transport::Enter{views.number(), views.joined().view}, transport::kNever,
+                while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
+                  if (answer.ok() || !self.has_head() || self.may_return(answer.status())) return;
+                  self.refuse(answer.status());
+                }));
+}
+
+// Ignores the answer: what follows from the message comes as news.
+bool Member::Impl::send_to_head(const Message& message) {
+  if (!has_head()) return false;
+  if (channel) channel->call(message, loop.now() + options.lease, [](const Result<Message>&) {});
+  return true;
+}
+
+}  // namespace dsgd
