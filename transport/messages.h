@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,6 +40,8 @@ struct Hello {
   std::string job;
   std::string worker_id;
   int32_t rank = -1;  // to the head: the worker's number; -1: not yet known
+  // Of a learner, to its peers: it is in no view yet. Above the number of every view.
+  static constexpr uint64_t kLaterView = std::numeric_limits<uint64_t>::max();
   uint64_t view = 0;
   std::string library_version;
   bool checksum = false;  // the dialling side wants checksums; filled in by the network

@@ -76,7 +76,7 @@ int32_t IncomingConnections::rank_of(const transport::Hello& hello) const {
 }
 
 // A worker of a later view, which the head has not told this worker yet; or one that will join in some later
-// view. The Hello of the latter names the highest number, so it would be a learner also after its eviction.
+// view. The latter names Hello::kLaterView, so it would be a learner also after its eviction.
 bool IncomingConnections::is_learner(const transport::Hello& hello) const {
   return options_.views_change && hello.job_nonce == members_.view().job_nonce &&
          hello.view > members_.view().view && dsgd::rank_of(members_.view().members, hello.worker_id) < 0;

@@ -1,6 +1,5 @@
 #include "core/mesh/peers.h"
 
-#include <limits>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -81,7 +80,7 @@ Status Peers::open(const transport::JoinReply& view) {
   if (Status status = outgoing_.set_windows(workers - 1); !status.ok()) return status;
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view.rank;
-  options_.hello.view = view.learner ? std::numeric_limits<uint64_t>::max() : view.view;
+  options_.hello.view = view.learner ? transport::Hello::kLaterView : view.view;
   options_.hello.job_nonce = view.job_nonce;
   opened_ = true;
   incoming_.open();
