@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <list>
 #include <set>
 #include <utility>
@@ -219,7 +218,7 @@ struct Head::Impl {
     if (Status ending = job->refusal_at_end(worker.info); !ending.ok())
       return respond(std::move(ending).with_rank(worker.info.rank, worker.info.host));
     worker.learner = false;
-    worker.info.rank = std::numeric_limits<int32_t>::max();  // the last one
+    worker.info.rank = static_cast<int32_t>(workers.size());  // after all others
     transport::WatchReply change = workers.members_in_view();
     worker.info.rank = rank_of(change.members, worker.info.worker_id);
     change.news = Status(Code::kViewChanged, describe_member(worker.info) + " has joined the job")

@@ -225,11 +225,8 @@ void Member::on_view(std::function<void(const transport::JoinReply& view, const 
 }
 
 void Member::on_present_view(std::function<void()> changed) { impl_->notify_present = std::move(changed); }
-
 transport::JoinReply Member::present_view() const { return impl_->views.present_with_learner(); }
-
 void Member::enter(std::function<void(const Status&)> refused) { impl_->enter(std::move(refused)); }
-
 bool Member::has_head() const { return impl_->has_head(); }
 
 void Member::report_progress(transport::Progress progress) {
@@ -239,7 +236,6 @@ void Member::report_progress(transport::Progress progress) {
 }
 
 transport::Time Member::verdict_due(transport::Time reported) const { return impl_->verdict_due(reported); }
-
 void Member::report(const Status& cause) { impl_->report(cause); }
 
 bool Member::report_cut(const std::string& peer_id, const Status& cause, bool silent) {
