@@ -17,7 +17,7 @@ using nlohmann::json;
 using transport::Duration;
 using transport::Time;
 
-constexpr Duration kShortestLease = std::chrono::seconds(2);  // which etcd grants with its default timing
+constexpr Duration kShortestEtcdLease = std::chrono::seconds(2);  // which etcd grants with its default timing
 constexpr Duration kLongestRequest = std::chrono::seconds(5);
 constexpr Duration kFirstPause = std::chrono::milliseconds(50);
 
@@ -45,7 +45,7 @@ bool is_worth_another(const Status& why) {
 }  // namespace
 
 Duration EtcdStore::lease_in_etcd(Duration lease) {
-  return std::chrono::ceil<std::chrono::seconds>(std::max(lease, kShortestLease));
+  return std::chrono::ceil<std::chrono::seconds>(std::max(lease, kShortestEtcdLease));
 }
 
 EtcdStore::EtcdStore(transport::Loop& loop, std::unique_ptr<transport::Http> http, Options options,

@@ -24,7 +24,7 @@ constexpr Duration kLongestDelay = std::chrono::milliseconds(500);
 // Before the first warning that the job has not begun; the others come after twice as long each time.
 constexpr Duration kFirstWarning = std::chrono::seconds(3);
 
-bool is_sound(const JoinReply& reply, const transport::JoinRequest& request) {
+bool is_valid_reply(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
   const bool whole = reply.learner ? reply.rank == size - 1 : size == request.num_workers;
   return whole && reply.rank >= 0 && reply.rank < size && reply.head_rank >= -1 && reply.head_rank < size &&
@@ -196,7 +196,7 @@ void Joiner::out_of_time() {
 
 void Joiner::on_answer(Message message) {
   auto* reply = std::get_if<JoinReply>(&message);
-  if (!reply || !is_sound(*reply, options_.join)) {
+  if (!reply || !is_valid_reply(*reply, options_.join)) {
     return end(Status(Code::kMismatch,
                       "the head at " + options_.head + " sent an invalid reply to the join of worker '" +
                           options_.join.member.worker_id + "'; another program may listen there"));

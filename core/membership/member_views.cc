@@ -11,13 +11,15 @@ namespace {
 using transport::JoinReply;
 using transport::MemberInfo;
 
-const MemberInfo& at(const JoinReply& view, int32_t rank) { return view.members[static_cast<size_t>(rank)]; }
+const MemberInfo& member_at(const JoinReply& view, int32_t rank) {
+  return view.members[static_cast<size_t>(rank)];
+}
 
 }  // namespace
 
 JoinReply MemberViews::present_with_learner() const {
   JoinReply view = present_;
-  const int32_t host = view.head_rank < 0 ? -1 : at(view, view.head_rank).number;
+  const int32_t host = view.head_rank < 0 ? -1 : member_at(view, view.head_rank).number;
   std::erase_if(view.members, [this](const MemberInfo& member) {
     return std::count(departed_.begin(), departed_.end(), member.number) > 0;
   });
@@ -31,11 +33,11 @@ JoinReply MemberViews::present_with_learner() const {
 }
 
 int32_t MemberViews::number() const { return joined_.rank >= 0 ? joiner().number : -1; }
-const MemberInfo& MemberViews::own() const { return at(present_, present_.rank); }
-const MemberInfo& MemberViews::joiner() const { return at(joined_, joined_.rank); }
+const MemberInfo& MemberViews::own() const { return member_at(present_, present_.rank); }
+const MemberInfo& MemberViews::joiner() const { return member_at(joined_, joined_.rank); }
 
 std::string MemberViews::head_host() const {
-  return joined_.head_rank >= 0 ? at(joined_, joined_.head_rank).host : std::string();
+  return joined_.head_rank >= 0 ? member_at(joined_, joined_.head_rank).host : std::string();
 }
 
 // A worker on this machine answers even if the machine is cut off. A worker on the head's machine may be
@@ -44,7 +46,8 @@ std::vector<std::vector<std::string>> MemberViews::remote_peers() const {
   std::vector<std::vector<std::string>> peers;
   for (const MemberInfo& peer : joined_.members) {
     const bool here = peer.machine == joiner().machine;
-    const bool with_head = joined_.head_rank >= 0 && peer.machine == at(joined_, joined_.head_rank).machine;
+    const bool with_head =
+        joined_.head_rank >= 0 && peer.machine == member_at(joined_, joined_.head_rank).machine;
     if (!here && !with_head && !peer.addresses.empty()) peers.push_back(peer.addresses);
   }
   return peers;

@@ -6,7 +6,7 @@
 namespace dsgd {
 
 namespace {
-constexpr size_t kAlign = 16;  // elements; a cache line of float32
+constexpr size_t kLineElements = 16;  // a cache line of float32
 }
 
 Teams::Teams(std::vector<TeamMember> members) : members_(std::move(members)) {
@@ -30,7 +30,7 @@ Teams::Teams(std::vector<TeamMember> members) : members_(std::move(members)) {
 
 size_t Teams::device_part(const TeamMember& member, size_t elements) {
   const size_t size = static_cast<size_t>(member.size);
-  return ((elements + size - 1) / size + kAlign - 1) / kAlign * kAlign;
+  return ((elements + size - 1) / size + kLineElements - 1) / kLineElements * kLineElements;
 }
 
 Slice Teams::part(const TeamMember& member, int32_t k, size_t elements) {
