@@ -249,7 +249,7 @@ void Heartbeat::ask_peers() {
   for (const auto& addresses : options_.peers) {
     probe(network_, options_.hello, options_.token, addresses, lease_start_ + options_.lease,
           while_alive(weak_from_this(), [](Heartbeat& self, const Status& status) {
-            if (status.ok()) self.peer_answered_ = true;
+            self.peer_answered_ |= status.ok() && self.peers_asked_;  // else the head has answered meanwhile
           }));
   }
 }

@@ -178,7 +178,7 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
   for (const size_t index : indices) {
     of_view |= !workers[index].learner;
     workers[index].lost = true;
-    note_closed(workers[index]);
+    if (!workers[index].left) note_closed(workers[index]);
     detector->end_lease(index);
   }
   transport::WatchReply change = workers.members_in_view();

@@ -74,7 +74,7 @@ class Job : public std::enable_shared_from_this<Job> {
   // A worker's session has failed. A failure of all workers ends the job; otherwise the others go on without
   // it. A mismatch with a worker that joined later fails only that worker.
   void worker_failed(const Worker& worker, const Status& why);
-  void note_closed(const Worker& worker);  // it has left or is lost
+  void note_closed(const Worker& worker);  // once, when it leaves or is lost
 
   // ---- the end
   // The head's host leaves: answers it when all others know.
