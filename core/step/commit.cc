@@ -16,26 +16,6 @@ namespace {
 
 constexpr size_t kScratch = 8192;  // elements of a mean that stay in the cache between division and update
 
-double read_element(DType dtype, const std::byte* data, size_t position) {
-  if (dtype == DType::kFloat32) {
-    float value;
-    std::memcpy(&value, data + position * sizeof value, sizeof value);
-    return value;
-  }
-  double value;
-  std::memcpy(&value, data + position * sizeof value, sizeof value);
-  return value;
-}
-
-void write_element(DType dtype, std::byte* data, size_t position, double value) {
-  if (dtype == DType::kFloat32) {
-    const float narrow = static_cast<float>(value);
-    std::memcpy(data + position * sizeof narrow, &narrow, sizeof narrow);
-  } else {
-    std::memcpy(data + position * sizeof value, &value, sizeof value);
-  }
-}
-
 }  // namespace
 
 void Commit::begin_step() {

@@ -9,15 +9,6 @@
 #include "core/reduce/reproducible.h"
 
 namespace dsgd {
-namespace {
-
-template <typename T>
-void write_trailer(std::byte* data, size_t position, double count, double weight) {
-  const T pair[2] = {static_cast<T>(count), static_cast<T>(weight)};
-  std::memcpy(data + position * sizeof(T), pair, sizeof pair);
-}
-
-}  // namespace
 
 HostPath::Elements HostPath::gradient_of(size_t index, uint32_t replica, const Piece& piece) const {
   const auto [context, k] = state_.location_of_replica[replica];
@@ -118,10 +109,9 @@ void HostPath::write_trailers(size_t index) {
     if (state_.path.alone_on_device) {
       const double weight = state_.takes_all_weights(contributing) ? state_.total_weight : weight_sum;
       buffers.means[i] = {contributing > 0, weight * state_.model.loss_scale.factor()};
-    } else if (bucket.dtype == DType::kFloat32) {
-      write_trailer<float>(bytes(buffers.data), piece.trailer, contributing, weight_sum);
     } else {
-      write_trailer<double>(bytes(buffers.data), piece.trailer, contributing, weight_sum);
+      write_element(bucket.dtype, bytes(buffers.data), piece.trailer, contributing);
+      write_element(bucket.dtype, bytes(buffers.data), piece.trailer + 1, weight_sum);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "core/step/step_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace dsgd {
@@ -41,6 +42,26 @@ std::vector<Slice> trailers_of(const Bucket& bucket) {
     ranges.back().end += kTrailer;
   }
   return ranges;
+}
+
+double read_element(DType dtype, const std::byte* data, size_t position) {
+  if (dtype == DType::kFloat32) {
+    float value;
+    std::memcpy(&value, data + position * sizeof value, sizeof value);
+    return value;
+  }
+  double value;
+  std::memcpy(&value, data + position * sizeof value, sizeof value);
+  return value;
+}
+
+void write_element(DType dtype, std::byte* data, size_t position, double value) {
+  if (dtype == DType::kFloat32) {
+    const float narrow = static_cast<float>(value);
+    std::memcpy(data + position * sizeof narrow, &narrow, sizeof narrow);
+  } else {
+    std::memcpy(data + position * sizeof value, &value, sizeof value);
+  }
 }
 
 bool StepState::reduces_by_teams(const StrategySpec& of) const {

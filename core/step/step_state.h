@@ -150,6 +150,9 @@ struct StepPath {
 
 // Ranges of a bucket that hold trailers, merged where adjacent.
 std::vector<Slice> trailers_of(const Bucket& bucket);
+// An element of a bucket's sums or results, such as a trailer: float32 or float64.
+double read_element(DType dtype, const std::byte* data, size_t position);
+void write_element(DType dtype, std::byte* data, size_t position, double value);
 
 struct StepState {
   StepState(Model& of_worker, StepOptions step_options)
