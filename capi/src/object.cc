@@ -6,6 +6,7 @@
 
 #include "capi/src/call.h"
 #include "capi/src/session.h"
+#include "core/objects/objects.h"
 
 struct dsgd_object : dsgd::capi::HandleOf<dsgd_object> {
   static constexpr const char* kName = "dsgd_object";
@@ -65,7 +66,7 @@ int32_t dsgd_op_object(const dsgd_op* op, dsgd_object** object, dsgd_error** err
     DSGD_RETURN_IF_ERROR(call.local(op));
     DSGD_RETURN_IF_ERROR(call.not_null(object, "object"));
     const dsgd::Operation& operation = *op->operation;
-    if (!operation.is_object_get())
+    if (operation.name() != dsgd::Objects::kGet)
       return call.invalid("the op is " + operation.name() +
                           ", not a dsgd_object_get; only that has an object");
     if (!operation.done())

@@ -43,9 +43,6 @@ class Operation {
   uint64_t id() const { return id_; }
   const std::string& name() const { return name_; }  // "step 17", "all-reduce", "dsgd_object_get"
   bool is_step() const { return is_step_; }
-  // A dsgd_object_get, which alone can be aborted without its session. Set before the operation begins.
-  bool is_object_get() const { return is_object_get_; }
-  void set_object_get() { is_object_get_ = true; }
   void* user_data() const { return user_data_; }
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Valid once done() is true.
@@ -83,7 +80,6 @@ class Operation {
   const uint64_t id_;
   const std::string name_;
   const bool is_step_;
-  bool is_object_get_ = false;
   void* const user_data_;
   Status status_;
   StepResult step_result_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "core/objects/objects.h"
 #include "core/session/session_impl.h"
 
 namespace dsgd {
@@ -186,7 +187,7 @@ Status Session::abort(const std::string& reason) {
 
 Status Session::abort(const std::shared_ptr<Operation>& operation, const std::string& reason) {
   if (operation->done()) return {};
-  if (!operation->is_object_get()) return abort(reason);
+  if (operation->name() != Objects::kGet) return abort(reason);
   Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
   if (!call.status().ok()) return call.status();
   const Status cause(Code::kAborted,

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/objects/objects.h"
 #include "core/session/arguments.h"
 #include "core/session/session_impl.h"
 #include "core/step/device_context.h"
@@ -280,7 +281,7 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
     return Status(Code::kInvalidArgument, "object '" + name + "': " + why);
   }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
-  const auto operation = impl_->new_operation("dsgd_object_put", options);
+  const auto operation = impl_->new_operation(Objects::kPut, options);
   operation->set_nbytes(data.size());
   return impl_->launch_for_object(operation, name, mode, [this, name, object, options](auto done) {
     impl_->engine().put_object(name, object, done, options);
@@ -293,7 +294,7 @@ Result<std::shared_ptr<Operation>> Session::object_delete(const std::string& nam
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_name("object", name));
   return impl_->launch_for_object(
-      impl_->new_operation("dsgd_object_delete", options), name, mode,
+      impl_->new_operation(Objects::kDelete, options), name, mode,
       [this, name, options](auto done) { impl_->engine().delete_object(name, done, options); });
 }
 
@@ -302,8 +303,7 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   if (Status named = check_name("object", name); !named.ok()) return named;
-  const auto operation = impl_->new_operation("dsgd_object_get", options);
-  operation->set_object_get();
+  const auto operation = impl_->new_operation(Objects::kGet, options);
   return impl_->launch_for_object(operation, name, mode, [this, name, operation, options](auto done) {
     const uint64_t ticket = impl_->engine().get_object(
         name,

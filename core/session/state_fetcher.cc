@@ -43,15 +43,15 @@ void StateFetcher::stop(std::function<void(const Status&)> then) {
 
 // The time of dsgd_start is over. stop() cancels this timer, so the start is pending here.
 void StateFetcher::on_timeout() {
-  std::vector<int32_t> refusing;
+  std::vector<int32_t> not_ready;
   for (const Source& source : sources_) {
-    if (source.refuses) refusing.push_back(source.rank);
+    if (source.not_ready) not_ready.push_back(source.rank);
   }
-  if (refusing.empty() || entering_) return enter_now();
+  if (not_ready.empty() || entering_) return enter_now();
   give_up_(state_.mesh->members()
                .timeout_error("dsgd_start: the other workers must first start, load their checkpoint or end "
                               "their strategy change, and have not done so",
-                              state_.calls.deadline_setting(options_), refusing)
+                              state_.calls.deadline_setting(options_), not_ready)
                .with_operation("dsgd_start"));
 }
 
@@ -77,7 +77,7 @@ void StateFetcher::ask(size_t index) {
 // Asks again after a quarter of a lease. The stream begins again then.
 void StateFetcher::ask_later(size_t index, const Status& why) {
   Source& source = sources_[index];
-  if (!std::exchange(source.refuses, true))
+  if (!std::exchange(source.not_ready, true))
     state_.log->info("waits for " + state_.mesh->members().name(source.rank) + ": " + why.message());
   source.next = 0;
   source.whole = false;
@@ -97,7 +97,7 @@ bool StateFetcher::is_latest(size_t index, uint64_t of_ask) const {
 void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask,
                              const Result<Message>& answer) {
   if (!is_latest(index, of_ask)) return;
-  if (!answer.ok()) return on_refusal(index, asked_in, answer.status());
+  if (!answer.ok()) return on_error(index, asked_in, answer.status());
   const auto* parts = std::get_if<StateParts>(&answer.value());
   const Status valid = parts ? check_parts(parts->parts, state_.model, !state_.step.updates_at_owner())
                              : Status(Code::kInternal, "another answer");
@@ -116,7 +116,7 @@ void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask,
       });
 }
 
-void StateFetcher::on_refusal(size_t index, uint64_t asked_in, const Status& why) {
+void StateFetcher::on_error(size_t index, uint64_t asked_in, const Status& why) {
   Source& source = sources_[index];
   source.asked = false;
   if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
@@ -149,7 +149,7 @@ Status StateFetcher::take(const StateParts& answer) {
 void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& answer) {
   Source& source = sources_[index];
   source.asked = false;
-  source.refuses = false;
+  source.not_ready = false;
   ++source.next;
   source.whole = source.whole || answer.whole;
   if (in_view_) {

@@ -2,7 +2,7 @@
 // present view while they train on, a part of the elements from each, as streams (core/step/state_stream.h):
 //
 //   begin        before it is in a view: asks each worker for its part. The others give the next parts, or
-//                refuse for now (kNotNow) where all workers would fail in a new view
+//                answer kNotNow where all workers would fail in a new view
 //   enter_now    each stream was whole once, one has failed, or the time of dsgd_start is over: the engine
 //                asks the head for a view
 //   fetch_rest   in the view, whose workers make no step without it: fetches what is left, and compares
@@ -31,7 +31,7 @@ class StateFetcher {
   using MemberList = std::vector<transport::MemberInfo>;
 
   // `enter`: asks the head for a view. `give_up`: ends dsgd_start with an error, because its time is over and
-  // some workers still refuse.
+  // some workers are not ready yet.
   StateFetcher(EngineState& state, std::function<void()> enter, std::function<void(const Status&)> give_up)
       : state_(state), enter_(std::move(enter)), give_up_(std::move(give_up)) {}
   // `signature`: digest of this worker's signature, without the learning rate. `options`: of dsgd_start.
@@ -52,15 +52,15 @@ class StateFetcher {
 
  private:
   struct Source {
-    int32_t number;        // of the worker, in the job
-    int32_t rank;          // in the present view
-    uint64_t begin, end;   // elements
-    uint64_t next = 0;     // answer of the stream
-    uint64_t ask = 0;      // the latest; answers to earlier ones are not taken
-    bool asked = false;    // an answer is awaited, or being taken
-    bool whole = false;    // all of it has come once
-    bool refuses = false;  // for now
-    bool done = false;     // in fetch_rest()
+    int32_t number;          // of the worker, in the job
+    int32_t rank;            // in the present view
+    uint64_t begin, end;     // elements
+    uint64_t next = 0;       // answer of the stream
+    uint64_t ask = 0;        // the latest; answers to earlier ones are not taken
+    bool asked = false;      // an answer is awaited, or being taken
+    bool whole = false;      // all of it has come once
+    bool not_ready = false;  // it answers kNotNow
+    bool done = false;       // in fetch_rest()
   };
 
   void on_timeout();
@@ -68,7 +68,7 @@ class StateFetcher {
   void ask(size_t index);
   void ask_later(size_t index, const Status& why);
   void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, const Result<transport::Message>& answer);
-  void on_refusal(size_t index, uint64_t asked_in, const Status& why);
+  void on_error(size_t index, uint64_t asked_in, const Status& why);
   bool is_latest(size_t index, uint64_t of_ask) const;
   Status take(const transport::StateParts& answer);
   void on_taken(size_t index, uint64_t asked_in, const transport::StateParts& answer);

@@ -40,19 +40,17 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
   const bool demanded = algorithm->nccl == NcclUse::kRequired;
   size_t all_gpus = 0;
   for (uint32_t gpus : gpus_of) all_gpus += gpus;
-  const auto refuse = [&done](Code code, const std::string& why) {
+  const auto fail = [&done](Code code, const std::string& why) {
     done(Status(code, why).with_parameter("algorithm"));
   };
   if (demanded && all_gpus == 0)
-    return refuse(
-        Code::kInvalidArgument,
-        "algorithm = nccl reduces gradients on GPUs, but no worker has a replica on a GPU; use auto");
+    return fail(Code::kInvalidArgument,
+                "algorithm = nccl reduces gradients on GPUs, but no worker has a replica on a GPU; use auto");
   if (demanded && state_.options.step.reproducible)
-    return refuse(
-        Code::kUnsupported,
-        "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; use auto");
+    return fail(Code::kUnsupported,
+                "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; use auto");
   if (demanded && state_.options.views_change)
-    return refuse(
+    return fail(
         Code::kUnsupported,
         "algorithm = nccl cannot be used where min_workers or max_workers differs from num_workers, or "
         "rejoin_timeout is set: "
