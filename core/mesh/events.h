@@ -1,5 +1,4 @@
-// The events that the peers of this worker report: to its session, and to its operations. Everything is on
-// the session's loop.
+// The events that the peers of this worker report to its session. Everything is on the session's loop.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,6 @@
 
 namespace dsgd {
 
-// Events of the peers that concern the session.
 class SessionEvents {
  public:
   virtual ~SessionEvents() = default;
@@ -52,25 +50,6 @@ class SessionEvents {
   }
   // A peer closes its session after `steps` steps. `digests`: of its values; empty if it has none to give.
   virtual void on_goodbye(int32_t /*rank*/, uint64_t /*steps*/, std::vector<uint64_t> /*digests*/) {}
-};
-
-// Events of the peers that concern operations. None comes before the view is known.
-class OperationEvents {
- public:
-  virtual ~OperationEvents() = default;
-  // As transport::ServerHandler::on_bulk and on_bulk_end, from this peer.
-  virtual std::unique_ptr<transport::BulkSink> on_bulk(int32_t source, const transport::BulkHeader& header,
-                                                       size_t nbytes) = 0;
-  virtual void on_bulk_end(int32_t source, const transport::BulkHeader& header,
-                           std::unique_ptr<transport::BulkReceipt> receipt) = 0;
-  virtual bool has_begun(uint64_t operation) const = 0;
-  virtual void on_operation_failed(const transport::OperationFailed& message) = 0;
-  virtual void on_deadline_passed(uint64_t operation) = 0;  // at a peer
-  // A peer has rejected a small chunk.
-  virtual void on_chunk_rejected(uint64_t operation, const Status& why) = 0;
-  // A peer has left in good order. Its answers may still come, until on_last_answer().
-  virtual void on_departed(int32_t rank) = 0;
-  virtual void on_last_answer(int32_t rank) = 0;
 };
 
 }  // namespace dsgd

@@ -24,7 +24,7 @@ class Mesh {
       : peers(network, options, events, std::move(log)),
         operations(peers),
         watch_(peers, operations, options.heartbeat_interval, options.probe) {
-    peers.set_events(&operations);
+    peers.use_operations(&operations);
   }
 
   // Opens the mesh for `view`: peers may be dialled and operations begun from now on.

@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "core/mesh/events.h"
 #include "core/mesh/history.h"
 #include "core/mesh/peers.h"
 #include "core/mesh/signature.h"
@@ -24,10 +23,9 @@
 
 namespace dsgd {
 
-class Operations final : public OperationEvents {
+class Operations {
  public:
   explicit Operations(Peers& peers) : peers_(peers) {}
-  ~Operations() override = default;
   Peers& peers() const { return peers_; }
 
   // Takes the task and starts it; null if it ended at once. No number is used twice.
@@ -80,17 +78,20 @@ class Operations final : public OperationEvents {
             std::function<void(const Status&)> done);
   void send_small(int32_t rank, const transport::BulkHeader& header, std::span<const std::byte> data);
 
-  // OperationEvents
+  // Events of the peers. None comes before the view is known.
+  //
+  // As transport::ServerHandler::on_bulk and on_bulk_end, from this peer.
   std::unique_ptr<transport::BulkSink> on_bulk(int32_t source, const transport::BulkHeader& header,
-                                               size_t nbytes) override;
+                                               size_t nbytes);
   void on_bulk_end(int32_t source, const transport::BulkHeader& header,
-                   std::unique_ptr<transport::BulkReceipt> receipt) override;
-  bool has_begun(uint64_t operation) const override;
-  void on_operation_failed(const transport::OperationFailed& message) override;
-  void on_deadline_passed(uint64_t number) override;
-  void on_chunk_rejected(uint64_t operation, const Status& why) override;
-  void on_departed(int32_t rank) override;
-  void on_last_answer(int32_t rank) override;
+                   std::unique_ptr<transport::BulkReceipt> receipt);
+  bool has_begun(uint64_t operation) const;
+  void on_operation_failed(const transport::OperationFailed& message);
+  void on_deadline_passed(uint64_t number);                       // at a peer
+  void on_chunk_rejected(uint64_t operation, const Status& why);  // a small chunk, by a peer
+  // A peer has left in good order. Its answers may still come, until on_last_answer().
+  void on_departed(int32_t rank);
+  void on_last_answer(int32_t rank);
 
  private:
   friend class Task;

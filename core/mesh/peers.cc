@@ -4,6 +4,8 @@
 #include <utility>
 #include <variant>
 
+#include "core/mesh/operations.h"
+
 namespace dsgd {
 
 using transport::BulkHeader;

@@ -21,11 +21,13 @@
 
 namespace dsgd {
 
+class Operations;
+
 class Peers final : public transport::ServerHandler {
  public:
   Peers(transport::Network& network, PeerOptions options, SessionEvents& session, std::shared_ptr<Log> log);
   ~Peers() override;
-  void set_events(OperationEvents* operations) { operations_ = operations; }  // before any other call
+  void use_operations(Operations* operations) { operations_ = operations; }  // before any other call
 
   // Opens the mesh for `view`: peers may be dialled from now on. Handles the chunks and messages that arrived
   // early. A learner that fetches state opens the mesh for the present view, which it is not in.
@@ -140,7 +142,7 @@ class Peers final : public transport::ServerHandler {
   transport::Network& network_;
   PeerOptions options_;
   SessionEvents& session_;
-  OperationEvents* operations_ = nullptr;
+  Operations* operations_ = nullptr;
   Members members_;
   bool opened_ = false, closed_ = false;
   const std::shared_ptr<bool> failed_ = std::make_shared<bool>(false);  // the session
