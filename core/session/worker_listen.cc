@@ -52,18 +52,17 @@ Status Worker::embed_head() {
     }
     return listener.status();
   }
-  if (Status status = check_token(config_, address); !status.ok()) {
-    listener.value().reset();
-    network.value().reset();
-    return status;
+  Status fit = check_token(config_, address);
+  if (fit.ok() && !config_.text("head_state").empty()) {
+    fit = Status(Code::kInvalidArgument,
+                 "`head_state` is set, but this worker would host the head, which ends with it; start the "
+                 "head with `dsgd head`, and set embed_head = never")
+              .with_parameter("head_state");
   }
-  if (!config_.text("head_state").empty()) {
+  if (!fit.ok()) {
     listener.value().reset();
     network.value().reset();
-    return Status(Code::kInvalidArgument,
-                  "`head_state` is set, but this worker would host the head, which ends with it; start the "
-                  "head with `dsgd head`, and set embed_head = never")
-        .with_parameter("head_state");
+    return fit;
   }
   if (!listens_apart()) listener_.reset();  // its address has not been published
   head_network_ = std::move(network).value();
