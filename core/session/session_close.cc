@@ -89,15 +89,16 @@ void Session::Impl::leave(bool may_wait) {
     if (may_wait) {
       // A pass over values in host memory takes its time; half of the limit stays for leaving.
       const transport::Duration half = (leave_until - now) / 2;
-      compare_last_values(now + half);
+      // A GPU has this half to give its values. A pass over values on the host ends by itself.
+      run_until(transport::kNever,
+                [this, until = now + half](auto done) { engine().compare_last_values(until, done); });
       leave_until = std::max(leave_until, loop().now() + half);
     }
   } while (!leave_job(left, may_wait));
   loop().wait(*left, leave_until);
   // A GPU may still copy pieces of collectives that have failed.
-  auto copied = std::make_shared<std::atomic<bool>>(false);
-  loop().run([this, copied] { engine().buffer_copier().when_idle([copied] { *copied = true; }); }, *copied,
-             loop().now() + worker->lease() + kSlack);
+  run_until(loop().now() + worker->lease() + kSlack,
+            [this](auto done) { engine().buffer_copier().when_idle(done); });
 }
 
 // First waits for operations in flight, until the deadline, which another close() may bring forward. Then
@@ -131,28 +132,16 @@ void Session::Impl::poll_idle() {
 }
 
 void Session::Impl::await_last_step() {
-  struct Wait {
-    std::atomic<bool> done{false};
-    Status status;
-  };
-  auto wait = std::make_shared<Wait>();
   const transport::Time until = std::max(close_until.load(), loop().now() + kLeaving);
-  const bool ended = loop().run(
-      [this, until, wait] {
-        engine().await_last_step(until, [wait](const Status& status) {
-          wait->status = status;
-          wait->done = true;
+  const auto found = std::make_shared<Status>();
+  const bool ended =
+      run_until(until == transport::kNever ? until : until + kSlack, [this, until, found](auto done) {
+        engine().await_last_step(until, [found, done](const Status& status) {
+          *found = status;
+          done();
         });
-      },
-      wait->done, until == transport::kNever ? until : until + kSlack);
-  if (ended && closing_error.ok()) closing_error = wait->status;
-}
-
-void Session::Impl::compare_last_values(transport::Time until) {
-  auto compared = std::make_shared<std::atomic<bool>>(false);
-  loop().run(
-      [this, until, compared] { engine().compare_last_values(until, [compared] { *compared = true; }); },
-      *compared, transport::kNever);  // a pass over values on the host ends by itself
+      });
+  if (ended && closing_error.ok()) closing_error = *found;
 }
 
 bool Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left, bool if_awaited) {

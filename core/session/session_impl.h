@@ -106,6 +106,13 @@ struct Session::Impl {
     const bool ended = loop().run(std::move(task), operation->done_flag(), transport::kNever);
     if (!ended) operation->end(environment->alive());  // the process exits, and the loop no longer runs
   }
+  // Runs start(done) on the loop, and blocks until `done` was called or the deadline has passed. Returns
+  // whether it was called.
+  template <typename Start>
+  bool run_until(transport::Time deadline, Start start) {
+    const auto done = std::make_shared<std::atomic<bool>>(false);
+    return loop().run([start, done] { start([done] { *done = true; }); }, *done, deadline);
+  }
   template <typename Start>
   Status block(Start start) {
     auto operation = std::make_shared<Operation>(0, "", false);
@@ -200,9 +207,8 @@ struct Session::Impl {
   void leave(bool may_wait);
   bool has_failed();
   void wait_until_idle();
-  void poll_idle();                                 // on the loop
-  void await_last_step();                           // as Engine::await_last_step(); sets closing_error
-  void compare_last_values(transport::Time until);  // a GPU has until then to give them
+  void poll_idle();        // on the loop
+  void await_last_step();  // as Engine::await_last_step(); sets closing_error
   // Leaves the job, on the loop. `left` is set when the head has answered. With `if_awaited`, returns false
   // and does not leave if a step has ended since await_last_step().
   bool leave_job(const std::shared_ptr<std::atomic<bool>>& left, bool if_awaited);
