@@ -1,6 +1,5 @@
 #include "transport/sim/client_end.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/schema/codec.h"
@@ -118,9 +117,7 @@ void ClientEnd::fail_dial(const Status& why) {
 
 void ClientEnd::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::call");
-  if (!connection_ || closing_) {
-    return later([this, done = std::move(done)] { done(gone()); });
-  }
+  if (!connection_ || closing_) return post_gone(std::move(done));
   const uint64_t id = next_id_++;
   Call& call = calls_[id];
   call.name = message_name(request);
@@ -140,24 +137,16 @@ void ClientEnd::call(Message request, Time deadline, std::function<void(Result<M
   connection_->to_server.write({.kind = FrameKind::kCall, .id = id, .header = std::move(bytes)});
 }
 
-void ClientEnd::send(const BulkHeader& header, std::span<const std::byte> data,
-                     std::function<void(const Status&)> done) {
+void ClientEnd::send(const BulkHeader& header, std::span<const std::byte> data, Done done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send");
-  if (!connection_ || closing_) {
-    return later([this, done = std::move(done)] { done(gone()); });
-  }
+  if (!connection_ || closing_) return post_gone(std::move(done));
   bulk_.push(header.operation, {next_id_++, header, data, {}, std::move(done)});
   pump();
 }
 
-void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> data,
-                           std::function<void(const Status&)> done) {
+void ClientEnd::send_small(const BulkHeader& header, std::span<const std::byte> data, Done done) {
   network_->kernel.require_loop(network_->loop_state.get(), "ClientChannel::send_small");
-  if (!connection_ || closing_) {
-    return later([this, done = std::move(done)] {
-      if (done) done(gone());
-    });
-  }
+  if (!connection_ || closing_) return post_gone(std::move(done));
   if (data.size() > kSmallBytes) {
     const Status why(Code::kInvalidArgument, "a small chunk has " + std::to_string(data.size()) +
                                                  " bytes, more than " + std::to_string(kSmallBytes));
@@ -287,24 +276,18 @@ void ClientEnd::break_off(const Status& why, bool tell) {
 }
 
 void ClientEnd::fail_all(const Status& why) {
-  std::vector<std::pair<uint64_t, Task>> waiting;
+  std::map<uint64_t, Done> waiting;  // in sending order
   for (auto& [id, call] : std::exchange(calls_, {})) {
     if (call.timer != 0) network_->loop->cancel(call.timer);
-    waiting.emplace_back(id, [done = std::move(call.done), why] { done(why); });
+    waiting.emplace(id, std::move(call.done));
   }
-  auto add = [&](uint64_t id, std::function<void(const Status&)>& done) {
-    if (done) waiting.emplace_back(id, [done = std::move(done), why] { done(why); });
-  };
-  for (auto& [id, chunk] : std::exchange(chunks_, {})) {
-    if (!chunk.small) add(id, chunk.done);
-  }
+  for (auto& [id, chunk] : std::exchange(chunks_, {})) waiting.emplace(id, std::move(chunk.done));
   for (auto* window : {&bulk_, &small_}) {
-    for (Chunk& chunk : window->take_all()) add(chunk.id, chunk.done);
+    for (Chunk& chunk : window->take_all()) waiting.emplace(chunk.id, std::move(chunk.done));
   }
-  std::sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (auto& [id, tell] : waiting) {
+  for (const auto& [id, done] : waiting) {
     if (abandoned_) return;
-    tell();
+    if (done) done(why);
   }
 }
 
@@ -337,6 +320,12 @@ void ClientEnd::later(Task task) {
   if (network_->loop == nullptr) return;
   network_->loop->post([self = shared_from_this(), task = std::move(task)] {
     if (!self->abandoned_) task();
+  });
+}
+
+void ClientEnd::post_gone(Done done) {
+  later([this, done = std::move(done)] {
+    if (done) done(gone());
   });
 }
 

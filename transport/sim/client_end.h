@@ -12,6 +12,7 @@ namespace dsgd::transport {
 
 class ClientEnd final : public End, public std::enable_shared_from_this<ClientEnd> {
  public:
+  using Done = std::function<void(const Status&)>;
   using Dialled = std::function<void(Result<std::unique_ptr<ClientChannel>>)>;
   ClientEnd(std::shared_ptr<NetworkState> network, std::shared_ptr<Connection> connection,
             std::string address, DialOptions options, Dialled dialled);
@@ -22,10 +23,8 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
 
   const std::string& peer() const { return address_; }
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
-  void send(const BulkHeader& header, std::span<const std::byte> data,
-            std::function<void(const Status&)> done);
-  void send_small(const BulkHeader& header, std::span<const std::byte> data,
-                  std::function<void(const Status&)> done);
+  void send(const BulkHeader& header, std::span<const std::byte> data, Done done);
+  void send_small(const BulkHeader& header, std::span<const std::byte> data, Done done);
   void revoke(uint64_t operation);
   bool all_sent() const { return small_.empty() && bulk_.empty(); }
   void close(bool flush);
@@ -43,14 +42,14 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
     BulkHeader header;
     std::span<const std::byte> data;
     std::vector<std::byte> owned;  // of a small chunk
-    std::function<void(const Status&)> done;
+    Done done;
     size_t nbytes() const { return data.size() + owned.size(); }
   };
   struct Unanswered {
     uint64_t operation = 0;
     size_t nbytes = 0;
     bool small = false;
-    std::function<void(const Status&)> done;
+    Done done;
   };
 
   void challenged(std::span<const uint8_t> bytes);
@@ -64,6 +63,7 @@ class ClientEnd final : public End, public std::enable_shared_from_this<ClientEn
   void fail_all(const Status& why);
   void finish_if_flushed();
   void later(Task task);  // from the loop, if the connection is then not abandoned
+  void post_gone(Done done);
   Status gone() const;
 
   std::shared_ptr<NetworkState> network_;

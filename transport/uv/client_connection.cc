@@ -1,6 +1,5 @@
 #include "transport/uv/client_connection.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/uv/guard.h"
@@ -38,6 +37,10 @@ ClientConnection::ClientConnection(NetworkShared shared, std::string peer, DialO
 
 ClientConnection::~ClientConnection() noexcept { drop_rpc(); }
 
+std::shared_ptr<ClientConnection> ClientConnection::shared_self() {
+  return std::static_pointer_cast<ClientConnection>(shared_from_this());
+}
+
 void ClientConnection::start(std::function<void(Status)> ready) {
   ready_ = std::move(ready);
   tasks_.reset(new kj::TaskSet(*this));
@@ -48,7 +51,7 @@ void ClientConnection::start(std::function<void(Status)> ready) {
   wire_.emplace(rpc_->bootstrap(vat).castAs<schema::Wire>());
   // Resolved before the first call: a call to a promise could be redirected and copied on its way.
   const auto tell = [this](const Status& status) {
-    loop().post([self = std::static_pointer_cast<ClientConnection>(shared_from_this()), status] {
+    loop().post([self = shared_self(), status] {
       if (auto ready = std::exchange(self->ready_, nullptr)) ready(status);
     });
   };
@@ -63,17 +66,15 @@ Status ClientConnection::closed_status() const {
 
 void ClientConnection::post_done(Done done, Status status) {
   if (!done) return;
-  loop().post([self = shared_from_this(), done = std::move(done), status = std::move(status)] {
-    if (!static_cast<ClientConnection*>(self.get())->muted_) done(status);
+  loop().post([self = shared_self(), done = std::move(done), status = std::move(status)] {
+    if (!self->muted_) done(status);
   });
 }
 
 // ---- calls
 
 void ClientConnection::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
-  if (!open() || closed_) {
-    return post_done([done = std::move(done)](const Status& status) { done(status); }, closed_status());
-  }
+  if (!open() || closed_) return post_done(std::move(done), closed_status());
   const uint64_t id = ++next_id_;
   Call& call = calls_[id];
   call.done = std::move(done);
@@ -163,9 +164,7 @@ void ClientConnection::issue(Chunk chunk) {
     failed = to_status(exception);
   }
   if (!failed.ok() && !ended()) {
-    loop().post([self = shared_from_this(), id, failed] {
-      static_cast<ClientConnection*>(self.get())->answered(id, failed);
-    });
+    loop().post([self = shared_self(), id, failed] { self->answered(id, failed); });
   }
 }
 
@@ -305,7 +304,7 @@ void ClientConnection::broken(const Status& why) {
 // From the loop, as every `done`: by way of a task where the caller may be inside close().
 void ClientConnection::fail_all(const Status& why) {
   for (auto& [id, call] : std::exchange(calls_, {})) {  // in sending order
-    post_done([done = std::move(call.done)](const Status& status) { done(status); }, why);
+    post_done(std::move(call.done), why);
     if (call.timer) loop().cancel(call.timer);
   }
   for (auto& [id, chunk] : std::exchange(in_flight_, {})) post_done(std::move(chunk.done), why);

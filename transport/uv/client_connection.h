@@ -22,10 +22,9 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void start(std::function<void(Status)> ready);
 
   void call(Message request, Time deadline, std::function<void(Result<Message>)> done);
-  void send(const BulkHeader& header, std::span<const std::byte> data,
-            std::function<void(const Status&)> done);
-  void send_small(const BulkHeader& header, std::span<const std::byte> data,
-                  std::function<void(const Status&)> done);
+  using Done = std::function<void(const Status&)>;
+  void send(const BulkHeader& header, std::span<const std::byte> data, Done done);
+  void send_small(const BulkHeader& header, std::span<const std::byte> data, Done done);
   void revoke(uint64_t operation);
   bool all_sent() const { return small_.empty() && bulk_.empty(); }
   void close(bool flush);
@@ -33,7 +32,6 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void abandon();
 
  private:
-  using Done = std::function<void(const Status&)>;
   struct Call {
     std::function<void(Result<Message>)> done;
     TimerId timer = 0;
@@ -70,6 +68,7 @@ class ClientConnection final : public Connection, private kj::TaskSet::ErrorHand
   void fail_all(const Status& why);
   void drop_rpc();
   Status closed_status() const;
+  std::shared_ptr<ClientConnection> shared_self();
 
   bool nothing_to_send() const override { return all_sent(); }
   bool holds_messages() const override { return false; }  // answers are read at once
