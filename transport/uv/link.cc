@@ -90,7 +90,7 @@ class Link::Receive {
  public:
   Receive(kj::PromiseFulfiller<Received>& fulfiller, Link& link) : fulfiller_(fulfiller), link_(link) {
     link_.waiting_ = this;
-    if (!link_.stopped_ && !link_.down_ && !link_.starved_) link_.poll_->want_read(true);
+    if (!link_.down_ && !link_.starved_) link_.poll_->want_read(true);
   }
   ~Receive() {
     if (link_.waiting_ == this) link_.waiting_ = nullptr;
@@ -126,8 +126,8 @@ Link::Link(UvEventPort& port, std::shared_ptr<Tls> tls, capnp::rpc::twoparty::Si
 Link::~Link() { stop(); }
 
 void Link::stop() {
-  if (stopped_) return;
-  stopped_ = true;
+  if (!poll_) return;
+  down_ = true;
   if (flush_queued_ || held_) port_.forget(this);
   if (starved_) std::erase(shared_.starving, static_cast<Starving*>(this));
   writer_.drop_all();
@@ -135,7 +135,7 @@ void Link::stop() {
 }
 
 void Link::down(const Status& why) {
-  if (down_ || stopped_) return;
+  if (down_) return;
   events_->link_down(corrupted_.ok() ? why : corrupted_);  // first, since it may throw
   down_ = true;
   poll_->want_read(false);
@@ -163,7 +163,7 @@ void Link::rpc_gave_up() {
 // ---- sending
 
 void Link::send(Outgoing& message) {
-  if (stopped_ || down_ || said_goodbye_) return;
+  if (down_ || said_goodbye_) return;
   const auto segments = message.segments();
   KJ_REQUIRE(segments.size() <= FrameWriter::kMaxSegments, "message in too many segments", segments.size());
   FrameWriter::Frame frame;
@@ -222,7 +222,7 @@ bool Link::can_wait(Outgoing& message) {
 
 void Link::push_out() {
   write_quietly();
-  if (flush_queued_ || stopped_ || down_) return;
+  if (flush_queued_ || down_) return;
   port_.flush_later(this);
   flush_queued_ = true;
 }
@@ -240,7 +240,7 @@ void Link::send_raw(std::vector<uint8_t> bytes) {
 void Link::send_goodbye() { send_abort(kGoodbye); }
 
 void Link::send_abort(const char* reason) {
-  if (said_goodbye_ || stopped_ || down_) return;
+  if (said_goodbye_ || down_) return;
   auto message = kj::refcounted<Outgoing>(*this, 32);
   auto abort = message->getBody().initAs<capnp::rpc::Message>().initAbort();
   abort.setReason(reason);
@@ -250,7 +250,7 @@ void Link::send_abort(const char* reason) {
 }
 
 void Link::end_writing() {
-  if (!stopped_) ::shutdown(poll_->fd(), SHUT_WR);
+  if (poll_) ::shutdown(poll_->fd(), SHUT_WR);
 }
 
 void Link::flush() {
@@ -268,7 +268,7 @@ void Link::on_writable() { write(); }
 // RPC must not be entered again from inside its send(): it holds references into tables that a call would
 // make grow. The owner answers link_written() with calls, so link_written() is called from the loop only.
 void Link::write_quietly() {
-  if (stopped_ || down_) return;
+  if (down_) return;
   const size_t before = writer_.queued_bytes();
   held_credit_ = 0;
   const Status status = writer_.write(stream(), &sent_);
@@ -279,7 +279,7 @@ void Link::write_quietly() {
 
 void Link::write() {
   write_quietly();
-  if (!stopped_ && !down_ && std::exchange(unreported_, false)) events_->link_written();
+  if (!down_ && std::exchange(unreported_, false)) events_->link_written();
 }
 
 // The rest of a half-written message must be sent, so revoke() copies the spans in it. When memory is short
@@ -288,14 +288,14 @@ void Link::revoke(const std::function<bool(uint64_t)>& chosen) {
   if (writer_.revoke(chosen)) return;
   port_.note_exhausted();
   writer_.drop_all();
-  if (!stopped_) ::shutdown(poll_->fd(), SHUT_RDWR);
+  if (poll_) ::shutdown(poll_->fd(), SHUT_RDWR);
 }
 
 // ---- receiving
 
 kj::Promise<Link::Received> Link::receive() {
   Received message;
-  if (!down_ && !stopped_ && !starved_ && try_receive(&message)) return kj::mv(message);
+  if (!down_ && !starved_ && try_receive(&message)) return kj::mv(message);
   // A link that is down keeps RPC waiting: its owner drops RPC as a whole.
   return kj::newAdaptedPromise<Received, Receive>(*this);
 }
@@ -374,7 +374,7 @@ void Link::on_readable() {
 void Link::memory_freed() {
   starved_ = false;
   receive_more();
-  if (!starved_ && waiting_ && !down_ && !stopped_) poll_->want_read(true);
+  if (!starved_ && waiting_ && !down_) poll_->want_read(true);
 }
 
 void Link::receive_more() {

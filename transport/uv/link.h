@@ -97,6 +97,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void write_quietly();  // the owner is told at the next flush
   void down(const Status& why);
   void send_abort(const char* reason);
+  Stream stream() const { return {poll_->fd(), tls_.get()}; }
 
   void on_readable() override;
   void on_writable() override;
@@ -110,16 +111,15 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   const capnp::rpc::twoparty::Side side_;
   std::atomic<uint64_t>& sent_;
   Events* events_;
-  Stream stream() const { return {poll_->fd(), tls_.get()}; }
 
-  std::unique_ptr<PollFd> poll_;
+  std::unique_ptr<PollFd> poll_;  // null once the link has stopped
   const std::shared_ptr<Tls> tls_;  // null: none
   FrameReader reader_;
   FrameWriter writer_;
   Status corrupted_;            // why it goes down, whatever else fails meanwhile
   Receive* waiting_ = nullptr;  // RPC waits for a message
   uint64_t received_ = 0;       // messages
-  bool accepted_ = false, said_goodbye_ = false, down_ = false, stopped_ = false;
+  bool accepted_ = false, said_goodbye_ = false, down_ = false;
   bool flush_queued_ = false, held_ = false, starved_ = false, unreported_ = false;
   // Small chunks that are not answered yet, with their size.
   std::unordered_map<uint32_t, size_t> small_questions_;
