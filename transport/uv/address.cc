@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "transport/uv/guard.h"
@@ -56,18 +57,34 @@ Result<ParsedAddress> parse_address(const std::string& text) {
 
 Result<SocketAddress> unix_address(const std::string& path) {
   SocketAddress address;
-  auto* name = reinterpret_cast<sockaddr_un*>(&address.storage);
-  if (path.size() >= sizeof name->sun_path) {
+  auto& name = address.as<sockaddr_un>();
+  if (path.size() >= sizeof name.sun_path) {
     return Status(Code::kInvalidArgument, "the Unix socket path '" + path + "' has " +
                                               std::to_string(path.size()) + " bytes, at most " +
-                                              std::to_string(sizeof name->sun_path - 1) +
+                                              std::to_string(sizeof name.sun_path - 1) +
                                               " are possible; choose a shorter directory");
   }
-  name->sun_family = AF_UNIX;
-  std::memcpy(name->sun_path, path.c_str(), path.size() + 1);
-  address.length = sizeof *name;
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path, path.c_str(), path.size() + 1);
+  address.length = sizeof name;
   return address;
 }
+
+namespace {
+
+std::optional<SocketAddress> numeric_address(const std::string& host, int port) {
+  SocketAddress address;
+  if (uv_ip4_addr(host.c_str(), port, &address.as<sockaddr_in>()) == 0) {
+    address.length = sizeof(sockaddr_in);
+  } else if (uv_ip6_addr(host.c_str(), port, &address.as<sockaddr_in6>()) == 0) {
+    address.length = sizeof(sockaddr_in6);
+  } else {
+    return std::nullopt;
+  }
+  return address;
+}
+
+}  // namespace
 
 Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& address) {
   if (address.is_unix) {
@@ -75,25 +92,11 @@ Result<std::vector<SocketAddress>> numeric_addresses(const ParsedAddress& addres
     if (!one.ok()) return one.status();
     return std::vector<SocketAddress>{one.value()};
   }
-  SocketAddress one;
   const int port = std::stoi(address.port);
-  if (uv_ip4_addr(address.host.c_str(), port, reinterpret_cast<sockaddr_in*>(&one.storage)) == 0) {
-    one.length = sizeof(sockaddr_in);
-    return std::vector<SocketAddress>{one};
-  }
-  if (uv_ip6_addr(address.host.c_str(), port, reinterpret_cast<sockaddr_in6*>(&one.storage)) == 0) {
-    one.length = sizeof(sockaddr_in6);
-    return std::vector<SocketAddress>{one};
-  }
   // localhost is always the loopback address (RFC 6761); minimal systems have no hosts file.
-  if (address.host == "localhost") {
-    std::vector<SocketAddress> both(2);
-    uv_ip4_addr("127.0.0.1", port, reinterpret_cast<sockaddr_in*>(&both[0].storage));
-    both[0].length = sizeof(sockaddr_in);
-    uv_ip6_addr("::1", port, reinterpret_cast<sockaddr_in6*>(&both[1].storage));
-    both[1].length = sizeof(sockaddr_in6);
-    return both;
-  }
+  if (address.host == "localhost")
+    return std::vector{*numeric_address("127.0.0.1", port), *numeric_address("::1", port)};
+  if (const auto one = numeric_address(address.host, port)) return std::vector{*one};
   return std::vector<SocketAddress>{};
 }
 
@@ -103,7 +106,7 @@ std::string to_text(const std::string& host, const std::string& port) {
 
 std::string to_text(const SocketAddress& address) {
   if (address.family() == AF_UNIX) {
-    return std::string("unix:") + reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
+    return std::string("unix:") + address.as<sockaddr_un>().sun_path;
   }
   char host[NI_MAXHOST], port[NI_MAXSERV];
   if (getnameinfo(address.get(), address.length, host, sizeof host, port, sizeof port,
@@ -142,16 +145,15 @@ std::string_view bytes_of(const SocketAddress& address) {
   const auto view = [](const auto& bytes) {
     return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes);
   };
-  if (address.family() == AF_INET)
-    return view(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr);
-  const auto& ip = reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr;
+  if (address.family() == AF_INET) return view(address.as<sockaddr_in>().sin_addr);
+  const auto& ip = address.as<sockaddr_in6>().sin6_addr;
   return IN6_IS_ADDR_V4MAPPED(&ip) ? view(ip).substr(12) : view(ip);
 }
 
 bool is_loopback(const SocketAddress& address) {
   const std::string_view bytes = bytes_of(address);
   if (bytes.size() == sizeof(in_addr)) return bytes[0] == 127;
-  return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+  return IN6_IS_ADDR_LOOPBACK(&address.as<sockaddr_in6>().sin6_addr);
 }
 
 }  // namespace
@@ -163,11 +165,8 @@ bool leaves_machine(const SocketAddress& own, const SocketAddress& peer) {
 
 bool leaves_machine(int fd) {
   SocketAddress own, peer;
-  own.length = peer.length = sizeof(sockaddr_storage);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own.storage), &own.length) != 0 ||
-      getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) {
+  if (getsockname(fd, own.room(), &own.length) != 0 || getpeername(fd, peer.room(), &peer.length) != 0)
     return true;
-  }
   return leaves_machine(own, peer);
 }
 

@@ -17,6 +17,19 @@ struct SocketAddress {
   socklen_t length = 0;
   int family() const { return storage.ss_family; }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  // Room for a system call that sets the address, with `length` as its length.
+  sockaddr* room() {
+    length = sizeof storage;
+    return reinterpret_cast<sockaddr*>(&storage);
+  }
+  template <typename Specific>  // sockaddr_in, sockaddr_in6 or sockaddr_un
+  const Specific& as() const {
+    return reinterpret_cast<const Specific&>(storage);
+  }
+  template <typename Specific>
+  Specific& as() {
+    return reinterpret_cast<Specific&>(storage);
+  }
 };
 
 struct ParsedAddress {

@@ -27,9 +27,7 @@ Status in_use(const std::string& address) {
                     " is in use by another process; choose another port, or port 0 for any free one");
 }
 
-const char* path_of(const SocketAddress& address) {
-  return reinterpret_cast<const sockaddr_un*>(&address.storage)->sun_path;
-}
+const char* path_of(const SocketAddress& address) { return address.as<sockaddr_un>().sun_path; }
 
 // The socket file of a process that has died stays behind. It may be removed if no process listens on it.
 bool is_stale(const SocketAddress& address) {
@@ -134,8 +132,7 @@ Result<BoundSocket> bind_and_listen(const std::string& address, const std::share
     }
   } else {
     SocketAddress real;
-    real.length = sizeof real.storage;
-    getsockname(bound.fd.get(), reinterpret_cast<sockaddr*>(&real.storage), &real.length);
+    getsockname(bound.fd.get(), real.room(), &real.length);
     bound.address = to_text(real);
   }
   return bound;

@@ -112,7 +112,7 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   std::atomic<uint64_t>& sent_;
   Events* events_;
 
-  std::unique_ptr<PollFd> poll_;  // null once the link has stopped
+  std::unique_ptr<PollFd> poll_;    // null once the link has stopped
   const std::shared_ptr<Tls> tls_;  // null: none
   FrameReader reader_;
   FrameWriter writer_;

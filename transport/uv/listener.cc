@@ -55,10 +55,8 @@ Status Acceptor::start() {
 void Acceptor::on_readable() {
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
-    from.length = sizeof from.storage;
     Fd fd = above_standard_streams([this, &from] {
-      return ::accept4(poll_->fd(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
-                       SOCK_NONBLOCK | SOCK_CLOEXEC);
+      return ::accept4(poll_->fd(), from.room(), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC);
     });
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;

@@ -23,16 +23,12 @@ struct Local {
 };
 
 std::vector<uint8_t> raw_bytes(const sockaddr* address) {
-  const uint8_t* data;
-  size_t n;
-  if (address->sa_family == AF_INET) {
-    data = reinterpret_cast<const uint8_t*>(&reinterpret_cast<const sockaddr_in*>(address)->sin_addr);
-    n = 4;
-  } else {
-    data = reinterpret_cast<const uint8_t*>(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-    n = 16;
-  }
-  return {data, data + n};
+  const auto copy = [](const auto& ip) {
+    const auto* data = reinterpret_cast<const uint8_t*>(&ip);
+    return std::vector<uint8_t>(data, data + sizeof ip);
+  };
+  return address->sa_family == AF_INET ? copy(reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
+                                       : copy(reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
 std::string host_text(const sockaddr* address) {
@@ -117,14 +113,13 @@ Result<std::string> by_route(SocketAddress target, const std::string& address, s
   if (!fd) return Status(Code::kLimit, "cannot open a socket: " + errno_text(errno));
   // Port 0 is refused by connect on some systems; any other asks the same question.
   if (target.family() == AF_INET) {
-    reinterpret_cast<sockaddr_in*>(&target.storage)->sin_port = htons(9);
+    target.as<sockaddr_in>().sin_port = htons(9);
   } else {
-    reinterpret_cast<sockaddr_in6*>(&target.storage)->sin6_port = htons(9);
+    target.as<sockaddr_in6>().sin6_port = htons(9);
   }
   SocketAddress local;
-  local.length = sizeof local.storage;
   if (::connect(fd.get(), target.get(), target.length) != 0 ||
-      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) {
+      ::getsockname(fd.get(), local.room(), &local.length) != 0) {
     return Status(Code::kUnreachable, "no route to " + address + ": " + errno_text(errno) +
                                           "; check the network, or set interface");
   }
