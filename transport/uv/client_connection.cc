@@ -74,7 +74,7 @@ void ClientConnection::post_done(Done done, Status status) {
 // ---- calls
 
 void ClientConnection::call(Message request, Time deadline, std::function<void(Result<Message>)> done) {
-  if (!open() || closed_) return post_done(std::move(done), closed_status());
+  if (!open()) return post_done(std::move(done), closed_status());
   const uint64_t id = ++next_id_;
   Call& call = calls_[id];
   call.done = std::move(done);
@@ -114,7 +114,7 @@ void ClientConnection::finish_call(uint64_t id, Result<Message> result) {
 // ---- chunks
 
 void ClientConnection::send(const BulkHeader& header, std::span<const std::byte> data, Done done) {
-  if (!open() || closed_) return post_done(std::move(done), closed_status());
+  if (!open()) return post_done(std::move(done), closed_status());
   if (data.size() > ZeroRegion::kMaxPayload - 4096) {
     return post_done(std::move(done),
                      Status(Code::kInvalidArgument, "a chunk of " + std::to_string(data.size()) +
@@ -214,7 +214,7 @@ void ClientConnection::revoke(uint64_t operation) {
 // ---- small chunks
 
 void ClientConnection::send_small(const BulkHeader& header, std::span<const std::byte> data, Done done) {
-  if (!open() || closed_) return post_done(std::move(done), closed_status());
+  if (!open()) return post_done(std::move(done), closed_status());
   if (data.size() > kSmallBytes) {
     return post_done(std::move(done),
                      Status(Code::kInvalidArgument, "a small chunk of " + std::to_string(data.size()) +
