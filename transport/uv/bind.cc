@@ -110,8 +110,7 @@ Status bind_one(const SocketAddress& address, const std::string& text, BoundSock
 Result<BoundSocket> bind_and_listen(const std::string& address, const std::shared_ptr<ResolveLimit>& limit) {
   auto parsed = parse_address(address);
   if (!parsed.ok()) return parsed.status();
-  auto candidates =
-      parsed.value().is_unix ? numeric_addresses(parsed.value()) : resolve_now(parsed.value(), true, limit);
+  auto candidates = resolve_now(parsed.value(), true, limit);
   if (!candidates.ok()) return candidates.status();
   BoundSocket bound;
   Status status;

@@ -160,9 +160,7 @@ class CurlHttp final : public Http {
     };
     auto parsed = parse_address(server);
     if (!parsed.ok()) return deliver(parsed.status());
-    auto numeric = numeric_addresses(parsed.value());  // "localhost", too
-    if (!numeric.ok() || !numeric.value().empty()) return deliver(numeric);
-    resolve_on_thread(parsed.value(), false, deliver);
+    find_addresses(parsed.value(), false, deliver);
   }
 
   void note_resolved(const std::string& server, const Addresses& addresses) {

@@ -50,7 +50,9 @@ Addresses ask_system(const ParsedAddress& address, bool passive) {
 
 }  // namespace
 
-void resolve_on_thread(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done) {
+void find_addresses(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done) {
+  auto numeric = numeric_addresses(address);
+  if (!numeric.ok() || !numeric.value().empty()) return done(std::move(numeric));
   try {
     const SignalsBlocked blocked;
     std::thread([address, passive, done] { done(ask_system(address, passive)); }).detach();
@@ -89,7 +91,7 @@ std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, 
   if (look_up.answer) {
     deliver(*std::exchange(look_up.answer, std::nullopt));
   } else if (is_new) {
-    resolve_on_thread(address, false, deliver);
+    find_addresses(address, false, deliver);
   }
   return waiter;
 }
@@ -123,11 +125,7 @@ LookUps::LookUps(std::vector<ParsedAddress> addresses, bool passive, std::shared
       (*look_ups)[i].answer = std::move(answer);
       limit->changed_.notify_all();
     };
-    auto numeric = numeric_addresses(addresses_[i]);
-    if (!numeric.ok() || !numeric.value().empty())
-      take(std::move(numeric));
-    else
-      resolve_on_thread(addresses_[i], passive, take);
+    find_addresses(addresses_[i], passive, take);
   }
 }
 

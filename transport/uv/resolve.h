@@ -19,9 +19,9 @@ namespace dsgd::transport::uv {
 
 using Addresses = Result<std::vector<SocketAddress>>;
 
-// Calls `done` with the answer of the system: on a new thread, or at once with an error if no thread can
-// be started.
-void resolve_on_thread(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done);
+// Calls `done`: at once if the address needs no look-up, or with an error if no thread can be started; else
+// on a new thread, with the answer of the system. `passive`: for an address to listen on.
+void find_addresses(const ParsedAddress& address, bool passive, std::function<void(Addresses)> done);
 
 // The look-ups of one loop; used on it. A look-up goes on when its caller stops waiting, and the next caller
 // for the same address gets its answer, once. So a name server that takes longer than the deadline of a dial
