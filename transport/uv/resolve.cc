@@ -61,32 +61,14 @@ void find_addresses(const ParsedAddress& address, bool passive, std::function<vo
   }
 }
 
-struct Resolver::Anchor {
-  std::mutex mutex;
-  Resolver* resolver;  // null once it has ended
-};
-
-Resolver::Resolver(UvLoop& loop) : loop_(loop), anchor_(std::make_shared<Anchor>()) {
-  anchor_->resolver = this;
-}
-
-void Resolver::end() {
-  std::lock_guard lock(anchor_->mutex);
-  anchor_->resolver = nullptr;
-}
-
 std::shared_ptr<Resolver::Done> Resolver::resolve(const ParsedAddress& address, Done done) {
   auto waiter = std::make_shared<Done>(std::move(done));
   const std::string key = address.host + ' ' + address.port;
   const auto [place, is_new] = look_ups_.try_emplace(key);
   LookUp& look_up = place->second;
   look_up.waiters.push_back(waiter);
-  const auto deliver = [anchor = anchor_, key](Addresses answer) {
-    std::lock_guard lock(anchor->mutex);
-    if (!anchor->resolver) return;
-    anchor->resolver->loop_.post([anchor, key, answer = std::move(answer)] {  // end() is called on the loop
-      if (anchor->resolver) anchor->resolver->answered(key, answer);
-    });
+  const auto deliver = [this, poster = poster_, key](Addresses answer) {
+    poster->post([this, key, answer = std::move(answer)] { answered(key, answer); });
   };
   if (look_up.answer) {
     deliver(*std::exchange(look_up.answer, std::nullopt));

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/poster.h"
 #include "transport/uv/address.h"
 #include "transport/uv/uv_loop.h"
 
@@ -26,27 +27,25 @@ void find_addresses(const ParsedAddress& address, bool passive, std::function<vo
 // The look-ups of one loop; used on it. A look-up goes on when its caller stops waiting, and the next caller
 // for the same address gets its answer, once. So a name server that takes longer than the deadline of a dial
 // delays the connection and does not prevent it. If the answer is out of date, the dial fails, and the next
-// one asks again.
+// one asks again. The resolver outlives the last task of the loop.
 class Resolver {
  public:
   using Done = std::function<void(Addresses)>;
-  explicit Resolver(UvLoop& loop);
+  explicit Resolver(UvLoop& loop) : poster_(std::make_shared<Poster>(loop)) {}
   ~Resolver() { end(); }
   // Calls `done` later, from the loop, unless the returned handle is dropped before.
   std::shared_ptr<Done> resolve(const ParsedAddress& address, Done done);
-  void end();  // answers that come later are dropped
+  void end() { poster_->close(); }  // answers that come later are dropped
 
  private:
   struct LookUp {
     std::vector<std::weak_ptr<Done>> waiters;
     std::optional<Addresses> answer;  // came when nobody waited
   };
-  struct Anchor;  // outlives the resolver: threads deliver their answers to it
   void answered(const std::string& key, const Addresses& answer);
 
-  UvLoop& loop_;
   std::map<std::string, LookUp> look_ups_;
-  const std::shared_ptr<Anchor> anchor_;
+  const std::shared_ptr<Poster> poster_;  // threads that outlive the resolver deliver their answers to it
 };
 
 // The time at which a caller that blocks gives up. Any thread.
