@@ -100,6 +100,7 @@ class Pipe {
   void read();
   void push(Packet packet);
   void check(Packet& packet);
+  void note_blocked();
   static void keep_copy(Frame& frame);
 
   Kernel& kernel_;
@@ -113,7 +114,6 @@ class Pipe {
   size_t unread_ = 0;
   uint32_t checksum_ = 0;  // of the payload that is being read
   Time last_arrival_{};
-  void note_blocked();
   Time blocked_since_ = kNever;  // the first attempt to send what waits
   bool write_scheduled_ = false, read_scheduled_ = false;
   bool closed_ = false;  // nothing more is written

@@ -42,10 +42,6 @@ void Kernel::enqueue(Time when, uint64_t id, Event event) {
   events_.emplace(id, std::move(event));
 }
 
-void Kernel::drop_cancelled() {
-  while (!queue_.empty() && !events_.contains(queue_.top().second)) queue_.pop();
-}
-
 void Kernel::cancel(uint64_t event) {
   // The task is destroyed when the queue is consistent again, as in drop_events_of().
   if (const auto cancelled = events_.extract(event)) return;
@@ -76,7 +72,7 @@ void Kernel::drop_events_of(const LoopState* loop) {
 }
 
 bool Kernel::step(Time limit) {
-  drop_cancelled();
+  while (!queue_.empty() && !events_.contains(queue_.top().second)) queue_.pop();  // cancelled events
   if (queue_.empty() || queue_.top().first > limit) {
     if (limit != kNever) now_ = std::max(now_, limit);
     return false;

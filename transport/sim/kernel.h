@@ -115,7 +115,6 @@ class Kernel {
   void release_held(Process& process);
   void wake_programs(const Process& process);
   void enqueue(Time when, uint64_t id, Event event);
-  void drop_cancelled();
 
   const SimOptions options_;
   Random random_, test_random_;

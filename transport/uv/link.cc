@@ -208,7 +208,6 @@ void Link::send(Outgoing& message) {
 // batched with the next message, or go out together after a while. Each would cost a system call here and
 // one, with a wake-up, at the peer.
 bool Link::can_wait(Outgoing& message) {
-  if (said_goodbye_) return false;
   const auto content = message.message();
   if (content.isFinish()) return true;
   if (!content.isReturn()) return false;
