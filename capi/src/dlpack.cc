@@ -143,23 +143,14 @@ int32_t dsgd_bind_dlpack(dsgd_replica* replica, dsgd_parameter* parameter,
     if (value->flags & DLPACK_READ_ONLY)
       return call.invalid("the value tensor of parameter '" + core.name +
                           "' is read-only; steps write new values into it");
-    bool read_only_gradient = false;
-    if (gradient) {
-      DSGD_RETURN_IF_ERROR(check_tensor(call, *gradient, core, device, "gradient"));
-      read_only_gradient = (gradient->flags & DLPACK_READ_ONLY) != 0;
-      std::lock_guard lock(replica->session->mutex);
-      if (read_only_gradient && replica->session->optimizer_none)
-        return call.invalid("the gradient tensor of parameter '" + core.name +
-                            "' is read-only; with optimizer 'none' the mean is written into it");
-    }
-    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, tensor_data(value),
-                                                      core.nbytes(), tensor_data(gradient),
-                                                      gradient ? core.nbytes() : 0, [value, gradient] {
-                                                        delete_tensor(value);
-                                                        delete_tensor(gradient);
-                                                      }));
-    remember_binding(replica, parameter, read_only_gradient);
-    return {};
+    if (gradient) DSGD_RETURN_IF_ERROR(check_tensor(call, *gradient, core, device, "gradient"));
+    const auto release = [value, gradient] {
+      delete_tensor(value);
+      delete_tensor(gradient);
+    };
+    return replica->session->core->bind(replica->core, parameter->core, tensor_data(value), core.nbytes(),
+                                        tensor_data(gradient), gradient ? core.nbytes() : 0, release,
+                                        gradient && (gradient->flags & DLPACK_READ_ONLY));
   });
 }
 

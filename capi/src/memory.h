@@ -1,4 +1,4 @@
-// References to the buffers of dsgd_alloc, and what is known of each binding.
+// References to the buffers of dsgd_alloc.
 #pragma once
 
 #include <memory>
@@ -21,6 +21,5 @@ namespace dsgd::capi {
 // called.
 Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
                                                        dsgd_parameter* parameter);
-void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient);
 
 }  // namespace dsgd::capi

@@ -22,21 +22,10 @@ namespace dsgd::capi {
 
 Result<std::shared_ptr<TensorMemory>> allocated_memory(const Call& call, dsgd_replica* replica,
                                                        dsgd_parameter* parameter) {
-  std::lock_guard lock(replica->session->mutex);
-  const auto found = replica->memory.find(parameter->core->index);
-  if (found != replica->memory.end()) return found->second;
+  if (auto memory = replica->session->core->allocated(replica->core, parameter->core)) return memory;
   return call.fail(Code::kState, "parameter '" + parameter->core->name +
                                      "' has no buffers of dsgd_alloc in replica " +
                                      std::to_string(replica->core->index) + "; call dsgd_alloc first");
-}
-
-void remember_binding(dsgd_replica* replica, dsgd_parameter* parameter, bool read_only_gradient) {
-  std::lock_guard lock(replica->session->mutex);
-  if (read_only_gradient) {
-    replica->read_only_gradients.insert(parameter->core->index);
-  } else {
-    replica->read_only_gradients.erase(parameter->core->index);
-  }
 }
 
 }  // namespace dsgd::capi
@@ -111,10 +100,8 @@ int32_t dsgd_bind(dsgd_replica* replica, dsgd_parameter* parameter, void* value,
                             "parameter as untrained");
       }
     }
-    DSGD_RETURN_IF_ERROR(replica->session->core->bind(replica->core, parameter->core, value, value_nbytes,
-                                                      gradient, gradient_nbytes, {}));
-    dsgd::capi::remember_binding(replica, parameter, false);
-    return {};
+    return replica->session->core->bind(replica->core, parameter->core, value, value_nbytes, gradient,
+                                        gradient_nbytes, {});
   });
 }
 
@@ -128,11 +115,8 @@ int32_t dsgd_alloc(dsgd_replica* replica, dsgd_parameter* parameter, void** valu
                           "' is trained and gets a buffer for its gradient; ask for 'gradient', too");
     auto memory = replica->session->core->alloc(replica->core, parameter->core);
     if (!memory.ok()) return memory.status();
-    dsgd::capi::remember_binding(replica, parameter, false);
     *value = memory.value()->value;
     if (gradient) *gradient = memory.value()->gradient;
-    std::lock_guard lock(replica->session->mutex);
-    replica->memory[parameter->core->index] = std::move(memory).value();
     return {};
   });
 }

@@ -1,10 +1,8 @@
 // dsgd_session and what it owns: the handles of its parameters and replicas.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "capi/src/call.h"
@@ -28,9 +26,6 @@ struct dsgd_replica : dsgd::capi::HandleOf<dsgd_replica> {
 
   dsgd_session* const session;
   dsgd::Replica* const core;
-  // By Parameter::index; under the session's mutex.
-  std::map<uint32_t, std::shared_ptr<dsgd::TensorMemory>> memory;  // from dsgd_alloc
-  std::set<uint32_t> read_only_gradients;                          // from dsgd_bind_dlpack
 };
 
 namespace dsgd::capi {
@@ -50,10 +45,9 @@ struct dsgd_session : dsgd::capi::HandleOf<dsgd_session, dsgd::capi::CountedHand
   const std::shared_ptr<dsgd::capi::OpTable> ops = std::make_shared<dsgd::capi::OpTable>();
   std::shared_ptr<dsgd::Session> core;
 
-  std::mutex mutex;  // guards the members below and the replicas' maps; never held while core is called
+  std::mutex mutex;  // guards the members below; never held while core is called
   std::vector<std::unique_ptr<dsgd_parameter>> parameters;
   std::vector<std::unique_ptr<dsgd_replica>> replicas;
-  bool optimizer_none = false;  // the mean is written to the gradient buffers
 };
 
 namespace dsgd::capi {

@@ -14,15 +14,6 @@ namespace {
 constexpr size_t kStepResultFirstSize = 56;  // the smallest that is accepted
 constexpr const char* kStepResultInit = "dsgd_step_result_init";
 
-// The parameter whose gradient buffer dsgd could not write to, null if there is none.
-const Parameter* read_only_gradient(dsgd_session* session) {
-  std::lock_guard lock(session->mutex);
-  for (const auto& replica : session->replicas)
-    if (!replica->read_only_gradients.empty())
-      return session->parameters[*replica->read_only_gradients.begin()]->core;
-  return nullptr;
-}
-
 }  // namespace
 
 Status check_step_result(const Call& call, const dsgd_step_result* result) {
@@ -69,16 +60,7 @@ int32_t dsgd_step_result_init(dsgd_step_result* result, size_t struct_size) {
 int32_t dsgd_optimizer_set(dsgd_session* session, const char* name, const char* options, dsgd_error** error) {
   return guard_open(__func__, error, session, [&](const Call& call) -> Status {
     DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
-    const bool none = std::string(name) == "none";
-    if (const auto* parameter = none ? dsgd::capi::read_only_gradient(session) : nullptr)
-      return call.invalid(
-          "optimizer 'none' writes the mean into the gradients, but the gradient bound to "
-          "parameter '" +
-          parameter->name + "' is a read-only tensor; bind a writable one");
-    DSGD_RETURN_IF_ERROR(session->core->set_optimizer(name, options ? options : ""));
-    std::lock_guard lock(session->mutex);
-    session->optimizer_none = none;
-    return {};
+    return session->core->set_optimizer(name, options ? options : "");
   });
 }
 

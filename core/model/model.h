@@ -40,6 +40,7 @@ struct Binding {
   bool bound = false;
   std::function<void()> release;         // called when the buffers are unbound
   std::shared_ptr<TensorMemory> memory;  // of dsgd_alloc
+  bool read_only_gradient = false;       // not for the optimizer "none", which writes the mean there
 };
 
 // By parameter, by tensor of the optimizer. Zeroed.

@@ -79,8 +79,10 @@ class Session {
   // `release` is called once, when the buffers are bound no more (rebind, close or destruction); may be
   // empty. On failure it is not called.
   Status bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
-              size_t gradient_nbytes, std::function<void()> release);
+              size_t gradient_nbytes, std::function<void()> release, bool read_only_gradient = false);
   Result<std::shared_ptr<TensorMemory>> alloc(Replica* replica, Parameter* parameter);  // binds too
+  // Of an earlier alloc(); null if there was none.
+  std::shared_ptr<TensorMemory> allocated(const Replica* replica, const Parameter* parameter);
   Status set_optimizer(const std::string& name, const std::string& options);
   Status set_learning_rate(double rate);
   double loss_scale() const;  // any thread

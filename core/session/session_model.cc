@@ -198,7 +198,7 @@ Status Session::set_replica_weight(Replica* replica, double weight) {
 }
 
 Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t value_nbytes, void* gradient,
-                     size_t gradient_nbytes, std::function<void()> release) {
+                     size_t gradient_nbytes, std::function<void()> release, bool read_only_gradient) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   auto bad = [&](const std::string& text) {
@@ -238,9 +238,17 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
   }
   DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_bind"));
   std::lock_guard lock(impl_->model_mutex);
+  if (read_only_gradient && impl_->model.optimizer->is_none())
+    return Status(Code::kInvalidArgument,
+                  "dsgd_bind_dlpack: the gradient tensor of parameter '" + parameter->name +
+                      "' is read-only; with optimizer 'none' the mean is written into it");
   Binding& binding = impl_->model.bindings[replica->index][parameter->index];
-  Binding other{static_cast<std::byte*>(value), static_cast<std::byte*>(gradient), true, std::move(release),
-                binding.memory};
+  Binding other{static_cast<std::byte*>(value),
+                static_cast<std::byte*>(gradient),
+                true,
+                std::move(release),
+                binding.memory,
+                read_only_gradient};
   const auto swap = [&] { std::swap(binding, other); };
   // The loop may read the values for a worker that joins.
   impl_->started ? transport::run_and_wait(impl_->loop(), swap) : swap();
@@ -295,11 +303,7 @@ Status Session::Impl::check_buffers_apart() const {
 Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter* parameter) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  std::shared_ptr<TensorMemory> memory;
-  {
-    std::lock_guard lock(impl_->model_mutex);
-    memory = impl_->model.bindings[replica->index][parameter->index].memory;
-  }
+  std::shared_ptr<TensorMemory> memory = allocated(replica, parameter);
   if (!memory) {
     auto made = TensorMemory::make(*replica->device, parameter->nbytes(), parameter->trained);
     if (!made.ok()) {
@@ -317,6 +321,11 @@ Result<std::shared_ptr<TensorMemory>> Session::alloc(Replica* replica, Parameter
   return memory;
 }
 
+std::shared_ptr<TensorMemory> Session::allocated(const Replica* replica, const Parameter* parameter) {
+  std::lock_guard lock(impl_->model_mutex);
+  return impl_->model.bindings[replica->index][parameter->index].memory;
+}
+
 Status Session::set_optimizer(const std::string& name, const std::string& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
@@ -325,8 +334,22 @@ Status Session::set_optimizer(const std::string& name, const std::string& option
     return Status(Code::kState,
                   "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");
   }
+  auto optimizer = Optimizer::make(name, options);
+  if (!optimizer.ok()) return optimizer.status();
   std::lock_guard lock(impl_->model_mutex);
-  return Optimizer::make(name, options).into(&impl_->model.optimizer);
+  Model& model = impl_->model;
+  for (const auto& bindings : model.bindings) {
+    for (size_t p = 0; p < bindings.size() && optimizer.value()->is_none(); ++p) {
+      if (bindings[p].read_only_gradient)
+        return Status(
+            Code::kInvalidArgument,
+            "dsgd_optimizer_set: optimizer 'none' writes the mean into the gradients, but the gradient "
+            "bound to parameter '" +
+                model.parameters[p]->name + "' is a read-only tensor; bind a writable one");
+    }
+  }
+  model.optimizer = std::move(optimizer).value();
+  return {};
 }
 
 Status Session::set_learning_rate(double rate) {
