@@ -7,10 +7,6 @@
 #include "capi/src/memory.h"
 #include "capi/src/session.h"
 
-namespace {
-constexpr size_t kMostDimensions = 64;
-}  // namespace
-
 using dsgd::Code;
 using dsgd::Status;
 using dsgd::capi::Call;
@@ -38,9 +34,6 @@ int32_t dsgd_parameter_add(dsgd_session* session, const char* name, int32_t dtyp
     DSGD_RETURN_IF_ERROR(call.not_empty(name, "name"));
     DSGD_RETURN_IF_ERROR(call.dtype(dtype));
     if (ndim > 0) DSGD_RETURN_IF_ERROR(call.not_null(shape, "shape"));
-    if (ndim > kMostDimensions)
-      return call.invalid("ndim is " + std::to_string(ndim) + "; a parameter has at most " +
-                          std::to_string(kMostDimensions) + " dimensions");
     DSGD_RETURN_IF_ERROR(call.flags(flags, DSGD_UNTRAINED, "dsgd_parameter_flag"));
     auto added = session->core->add_parameter(name, static_cast<dsgd::DType>(dtype), std::span(shape, ndim),
                                               (flags & DSGD_UNTRAINED) == 0);

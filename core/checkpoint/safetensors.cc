@@ -18,7 +18,6 @@ constexpr std::pair<DType, const char*> kStoredDtypes[] = {
     {DType::kInt64, "I64"},     {DType::kUint8, "U8"},    {DType::kFloat16, "F16"},
     {DType::kBfloat16, "BF16"}, {DType::kInt8, "I8"},     {DType::kUint64, "U64"}};
 constexpr uint64_t kMostElements = uint64_t{1} << 46;  // as dsgd_parameter_add allows
-constexpr size_t kMostDimensions = 64;
 
 Status bad_header(const std::string& what) { return Status(Code::kIo, "the safetensors header " + what); }
 

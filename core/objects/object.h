@@ -14,7 +14,6 @@ namespace dsgd {
 
 struct Object {
   static constexpr size_t kLargest = size_t{1} << 30;
-  static constexpr size_t kMostDimensions = 64;
   static constexpr int32_t kNoType = -1;
 
   std::vector<uint8_t> bytes;
@@ -25,9 +24,9 @@ using SharedObject = std::shared_ptr<const Object>;
 
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
-  if (shape.size() > Object::kMostDimensions) {
+  if (shape.size() > kMostDimensions) {
     return "ndim is " + std::to_string(shape.size()) + "; an object has at most " +
-           std::to_string(Object::kMostDimensions) + " dimensions";
+           std::to_string(kMostDimensions) + " dimensions";
   }
   if (dtype == Object::kNoType)
     return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";

@@ -52,6 +52,10 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
                std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
                    dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
   }
+  if (shape.size() > kMostDimensions)
+    return Status(Code::kInvalidArgument, "dsgd_parameter_add: ndim is " + std::to_string(shape.size()) +
+                                              "; a parameter has at most " + std::to_string(kMostDimensions) +
+                                              " dimensions");
   for (int64_t dimension : shape) {
     if (dimension < 0) {
       return bad(Code::kInvalidArgument, "dimension " + std::to_string(dimension) + " is negative");
