@@ -119,7 +119,7 @@ Result<CollectiveBuffers> Session::Impl::locate_buffers(const char* operation, c
   };
   const auto wrong = [&](const std::string& text) { return bad(Status(Code::kInvalidArgument, ""), text); };
   const auto find = [&](const Buffer* buffer) -> Result<std::string> {
-    if (!buffer || buffer->nbytes == 0 || !locate) return std::string();
+    if (!buffer || buffer->nbytes == 0) return std::string();
     auto found = locate(buffer->data, buffer->nbytes);
     return found.ok() ? found : bad(found.status(), buffer->name + std::string(" is "));
   };

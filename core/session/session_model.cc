@@ -224,7 +224,7 @@ Status Session::bind(Replica* replica, Parameter* parameter, void* value, size_t
       const Status there = replica->device->check(data, nbytes);
       return there.ok() ? there : bad(std::string("the ") + which + ": " + there.message());
     }
-    const auto there = impl_->locate ? impl_->locate(data, nbytes) : Result<std::string>(std::string());
+    const auto there = impl_->locate(data, nbytes);
     if (!there.ok()) return bad(std::string("the ") + which + " is " + there.status().message());
     if (there.value().empty()) return {};
     return bad(std::string("the ") + which + " is memory of " + there.value() +

@@ -22,9 +22,9 @@ struct Registered {
   using OpenBackend = std::function<Result<const device::Backend*>()>;
   using Backends = std::map<std::string, OpenBackend>;  // by name: "cuda"
   Backends backends;
-  // Returns the name of the device whose memory a buffer is; "": the host's. Null: all are the host's.
+  // Returns the name of the device whose memory a buffer is; "": the host's.
   using Locate = std::function<Result<std::string>(const void* data, size_t nbytes)>;
-  Locate locate;
+  Locate locate = [](const void*, size_t) { return std::string(); };
 };
 
 struct Strategy {  // a row of the table
