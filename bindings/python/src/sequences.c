@@ -96,32 +96,24 @@ int dsgd_py_op_options(PyObject* numbers, dsgd_op_options* options) {
   return 1;
 }
 
+_Static_assert(sizeof(size_t) == sizeof(int64_t), "counts are read as int64_t");
+
 int dsgd_py_sizes(PyObject* sequence, const char* argument, size_t** numbers) {
-  int64_t* signed_numbers = NULL;
-  size_t count = 0;
+  int64_t* counts = NULL;
+  size_t length = 0;
   *numbers = NULL;
   if (sequence == Py_None) return 1;
-  if (!dsgd_py_int64s(sequence, argument, &signed_numbers, &count)) {
-    free(signed_numbers);
-    return 0;
-  }
-  for (size_t i = 0; i < count; ++i) {
-    if (signed_numbers[i] < 0) {
+  const int read = dsgd_py_int64s(sequence, argument, &counts, &length);
+  *numbers = (size_t*)counts; /* freearg frees */
+  if (!read) return 0;
+  for (size_t i = 0; i < length; ++i) {
+    if (counts[i] < 0) {
       dsgd_py_raise_invalid("%s[%zu] is %lld; a count of elements is 0 or more", argument, i,
-                            (long long)signed_numbers[i]);
-      free(signed_numbers);
+                            (long long)counts[i]);
       return 0;
     }
   }
-  *numbers = (size_t*)malloc(sizeof(size_t) * (count + 1));
-  if (*numbers == NULL) {
-    free(signed_numbers);
-    PyErr_NoMemory();
-    return 0;
-  }
-  for (size_t i = 0; i < count; ++i) (*numbers)[i] = (size_t)signed_numbers[i];
-  (*numbers)[count] = SIZE_MAX;
-  free(signed_numbers);
+  (*numbers)[length] = SIZE_MAX;
   return 1;
 }
 
