@@ -38,10 +38,8 @@ Status check_value(const ConfigKey& key, std::string_view value, const std::vect
 // "7701-7720" or "7701"; nothing on bad syntax, port 0, or where the last is below the first.
 std::optional<PortRange> parse_ports(std::string_view text);
 
-// "a | b | c"
-std::vector<std::string> choices(const char* range);
-// Entries of "cpu, cpu", without blanks.
-std::vector<std::string> split_list(std::string_view text);
+// Entries of "cpu, cpu" or "a | b", without blanks.
+std::vector<std::string> split_list(std::string_view text, char separator = ',');
 std::string_view trim(std::string_view text);
 
 }  // namespace dsgd::config

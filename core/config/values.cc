@@ -71,7 +71,7 @@ std::string number_fault(const ConfigKey& key, std::string_view value, Parse par
 }
 
 std::string choice_fault(const ConfigKey& key, std::string_view value, const std::vector<std::string>& more) {
-  std::vector<std::string> names = choices(key.range);
+  std::vector<std::string> names = split_list(key.range, '|');
   names.insert(names.end(), more.begin(), more.end());
   for (const std::string& name : names)
     if (value == name) return "";
@@ -92,7 +92,7 @@ std::string fault(const ConfigKey& key, std::string_view value, const std::vecto
     case Type::kInteger:
       return number_fault(key, value, parse_whole, "a whole number");
     case Type::kIntegerOrWord: {
-      std::vector<std::string> words = choices(key.range);
+      std::vector<std::string> words = split_list(key.range, '|');
       words.pop_back();  // the integers
       if (std::find(words.begin(), words.end(), value) != words.end()) return "";
       const auto number = parse_whole(value);
@@ -121,24 +121,13 @@ std::string_view trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
 }
 
-std::vector<std::string> split_list(std::string_view text) {
+std::vector<std::string> split_list(std::string_view text, char separator) {
   std::vector<std::string> entries;
   for (;;) {
-    const size_t comma = text.find(',');
-    entries.emplace_back(trim(text.substr(0, comma)));
-    if (comma == std::string_view::npos) return entries;
-    text.remove_prefix(comma + 1);
-  }
-}
-
-std::vector<std::string> choices(const char* range) {
-  std::vector<std::string> names;
-  std::string_view rest = range;
-  for (;;) {
-    const size_t bar = rest.find('|');
-    names.emplace_back(trim(rest.substr(0, bar)));
-    if (bar == std::string_view::npos) return names;
-    rest.remove_prefix(bar + 1);
+    const size_t end = text.find(separator);
+    entries.emplace_back(trim(text.substr(0, end)));
+    if (end == std::string_view::npos) return entries;
+    text.remove_prefix(end + 1);
   }
 }
 
