@@ -14,6 +14,7 @@
 //   digits --data digits.csv --device cuda:0
 //   dsgd run -n 1 -- digits --data digits.csv --device cuda:0,cuda:0
 //     : -n 2 -- digits_cpu --data digits.csv
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
