@@ -112,16 +112,17 @@ void Member::Impl::stop_heartbeat(std::function<void()> stopped) {
 
 void Member::Impl::abort_join(const Status& cause) {
   notify_joined = nullptr;
-  if (phase == Phase::kJoined) return leave(cause, 0, nullptr);
+  if (phase == Phase::kJoined) return leave(cause, views.present().view, 0, nullptr);
   if (phase != Phase::kJoining) return;
   channel = joiner->give_up_channel();
   phase = channel ? Phase::kLeaving : Phase::kLeft;
-  if (channel) send_leave(cause, 0, options.join.hosts_head);
+  if (channel) send_leave(cause, views.present().view, 0, options.join.hosts_head);
 }
 
 // ---- leaving
 
-void Member::Impl::leave(const Status& cause, uint64_t departure_call, std::function<void()> done) {
+void Member::Impl::leave(const Status& cause, uint64_t view, uint64_t departure_call,
+                         std::function<void()> done) {
   if (phase == Phase::kJoining) {
     join_failed(
         Status(Code::kClosed, "the session was closed while it waited for the head at " + options.head));
@@ -130,15 +131,15 @@ void Member::Impl::leave(const Status& cause, uint64_t departure_call, std::func
   if (phase == Phase::kLeaving) return;  // finish() follows
   if ((!channel && !reconnector) || phase == Phase::kLeft) return left_job();
   phase = Phase::kLeaving;
-  send_leave(cause, departure_call, views.hosts_head());
+  send_leave(cause, view, departure_call, views.hosts_head());
 }
 
 // `host`: of the head.
-void Member::Impl::send_leave(const Status& cause, uint64_t departure_call, bool host) {
+void Member::Impl::send_leave(const Status& cause, uint64_t view, uint64_t departure_call, bool host) {
   leave_until = loop.now() + (host ? Member::host_patience(options.lease) : options.lease);
   leave_timer = loop.schedule(leave_until, while_alive(weak_from_this(), [](Impl& self) { self.finish(); }));
   leaving.number = views.number();
-  leaving.view = views.present().view;
+  leaving.view = view;
   leaving.cause = cause;
   leaving.departure_call = departure_call;
   call_leave();
@@ -249,8 +250,8 @@ const std::string& Member::join_progress() const {
   return impl_->joiner ? impl_->joiner->progress() : kNone;
 }
 
-void Member::leave(const Status& cause, uint64_t departure_call, std::function<void()> done) {
-  impl_->leave(cause, departure_call, std::move(done));
+void Member::leave(const Status& cause, uint64_t view, uint64_t departure_call, std::function<void()> done) {
+  impl_->leave(cause, view, departure_call, std::move(done));
 }
 
 }  // namespace dsgd

@@ -94,11 +94,12 @@ class Member {
   static transport::Duration host_patience(transport::Duration lease) {
     return lease + std::chrono::milliseconds(100);
   }
-  // Leaves; a join under way ends with kClosed. `departure_call`: the first call that this worker does not
-  // make; the head passes it on. `done` is called within a lease. When this worker hosts the head, it is
-  // called after the other workers have learnt of it, within host_patience; only then may the head be
-  // destroyed.
-  void leave(const Status& cause, uint64_t departure_call, std::function<void()> done);
+  // Leaves; a join under way ends with kClosed. `view`: the one that this worker has entered last; the head
+  // may have published another one meanwhile, whose workers wait for this one. `departure_call`: the first
+  // call that this worker does not make; the head passes it on. `done` is called within a lease. When this
+  // worker hosts the head, it is called after the other workers have learnt of it, within host_patience; only
+  // then may the head be destroyed.
+  void leave(const Status& cause, uint64_t view, uint64_t departure_call, std::function<void()> done);
 
  private:
   struct Impl;

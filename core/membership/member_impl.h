@@ -147,8 +147,8 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
 
   // ---- leaving
 
-  void leave(const Status& cause, uint64_t departure_call, std::function<void()> done);
-  void send_leave(const Status& cause, uint64_t departure_call, bool host);
+  void leave(const Status& cause, uint64_t view, uint64_t departure_call, std::function<void()> done);
+  void send_leave(const Status& cause, uint64_t view, uint64_t departure_call, bool host);
   void call_leave();
   void left_job();
   void finish();

@@ -338,7 +338,7 @@ void Worker::leave(const Status& given, std::function<void()> done) {
   }
   const uint64_t departure_call = engine_->close(cause);
   if (!member_) return done();
-  member_->leave(cause, given.ok() ? departure_call : 0, std::move(done));
+  member_->leave(cause, view_.view, given.ok() ? departure_call : 0, std::move(done));
 }
 
 }  // namespace dsgd

@@ -85,7 +85,7 @@ SimWorker::~SimWorker() { destroy(); }
 
 void SimWorker::leave(Status cause) {
   network_->loop().post([this, cause = std::move(cause)] {
-    member_->leave(cause, 0, [this] {
+    member_->leave(cause, ok() ? joined->value().view : 0, 0, [this] {
       ++calls_of_done;
       left_at = world_.now();
     });
