@@ -15,7 +15,8 @@ Status session_closed() { return {Code::kClosed, "the session is closed"}; }
 
 Status call_of_earlier_view() {
   return {Code::kViewChanged,
-          "the workers of the job have changed; go on without this call, or make it again on all workers"};
+          "the workers of the job have changed; go on with the next step, or make this call again on all "
+          "workers"};
 }
 
 Members::Members(const transport::JoinReply& view) : view_(view) {

@@ -61,7 +61,7 @@ Status Engine::view_changed(const JoinReply& view) const {
                                         "): this worker is now rank " + std::to_string(view.rank) + " of " +
                                         std::to_string(view.members.size()) + ", view " +
                                         std::to_string(view.view) +
-                                        "; go on without this call, or make it again on all workers")
+                                        "; go on with the next step, or make this call again on all workers")
       .with_rank(state_.view_cause.rank(), state_.view_cause.host());
 }
 
