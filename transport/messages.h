@@ -121,7 +121,7 @@ struct WatchReply {
   uint64_t view = 0;
   // Why the job cannot go on, naming the rank; or, with `members`, why it goes on in a new view; OK: `left`
   // has closed its session.
-  Status news;
+  Status cause;
   int32_t left = -1;                // number of the worker that closed its session in good order
   uint64_t departure_call = 0;      // copied from the Leave of `left`
   std::vector<MemberInfo> members;  // of the new view, by rank; empty: the view stays

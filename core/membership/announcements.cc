@@ -71,7 +71,7 @@ void Announcements::read(const transport::HeadRecord& record) {
 }
 
 Status Announcements::cause() const {
-  return !announcements_.empty() && announcements_.back().members.empty() ? announcements_.back().news
+  return !announcements_.empty() && announcements_.back().members.empty() ? announcements_.back().cause
                                                                           : Status();
 }
 

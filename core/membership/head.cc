@@ -221,7 +221,7 @@ struct Head::Impl {
     worker.info.rank = static_cast<int32_t>(workers.size());  // after all others
     transport::WatchReply change = workers.members_in_view();
     worker.info.rank = rank_of(change.members, worker.info.worker_id);
-    change.news = Status(Code::kViewChanged, describe_member(worker.info) + " has joined the job")
+    change.cause = Status(Code::kViewChanged, describe_member(worker.info) + " has joined the job")
                       .with_rank(worker.info.rank, worker.info.host);
     job->enter_view(std::move(change));
     job->acknowledge(respond);

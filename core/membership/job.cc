@@ -164,10 +164,10 @@ void Job::announce(transport::WatchReply change) {
 void Job::enter_view(transport::WatchReply change) {
   workers.enter_view(change.members);
   change.paused = change.members.size() < options.min_workers;
-  log->warning("head: " + change.news.message() + "; the job " +
+  log->warning("head: " + change.cause.message() + "; the job " +
                (change.paused ? "waits for others to join" : "goes on") + " in view " +
                std::to_string(workers.view()) + " with " + counted(change.members.size(), "worker"));
-  change.paused ? wait_for_others(change.news) : loop_.cancel(std::exchange(rejoin_timer_, 0));
+  change.paused ? wait_for_others(change.cause) : loop_.cancel(std::exchange(rejoin_timer_, 0));
   announce(std::move(change));
   end_if_done();
 }
@@ -197,7 +197,7 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
     log->warning("head: " + why.message() + "; it was still joining");
     return end_if_done();
   }
-  change.news = why;
+  change.cause = why;
   enter_view(std::move(change));
 }
 
@@ -280,7 +280,7 @@ void Job::end_for_all(const Status& why) {
 
 void Job::announce_end() {
   transport::WatchReply reply;
-  reply.news = end_error_;
+  reply.cause = end_error_;
   announce(std::move(reply));
 }
 

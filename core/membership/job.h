@@ -66,7 +66,7 @@ class Job : public std::enable_shared_from_this<Job> {
   void acknowledge(const transport::Responder& respond);
   // Tells all workers of a change.
   void announce(transport::WatchReply change);
-  // Begins the next view, with `change.members`, because of `change.news`.
+  // Begins the next view, with `change.members`, because of `change.cause`.
   void enter_view(transport::WatchReply change);
   // Takes workers out of the job. The others go on in a new view, unless they are too few or the head ends
   // with the worker that hosts it. Learners are in no view.

@@ -36,7 +36,7 @@ void Member::Impl::on_news(const WatchReply& news) {
   received = news.sequence;
   watch(received);  // which also confirms this news
   if (!news.members.empty()) return change_view(news);
-  if (!news.news.ok()) return break_down(news.news);
+  if (!news.cause.ok()) return break_down(news.cause);
   const int32_t rank = views.note_left(news.left);
   if (rank < 0) return;
   if (views.present().learner) return present_changed();
@@ -59,7 +59,7 @@ void Member::Impl::change_view(const WatchReply& news) {
   });
   if (views.present().learner) return present_changed();
   notify_refused = nullptr;
-  later([next = views.present(), why = news.news](Impl& self) {
+  later([next = views.present(), why = news.cause](Impl& self) {
     auto notify = self.notify_view;
     if (notify && !self.over()) notify(next, why);
   });

@@ -107,7 +107,7 @@ void fields(auto& codec, Is<Watch> auto& value, auto part) { DSGD_FIELD(Sequence
 void fields(auto& codec, Is<WatchReply> auto& value, auto part) {
   DSGD_FIELD(Sequence, sequence);
   DSGD_FIELD(View, view);
-  DSGD_STRUCT(News, news);
+  DSGD_STRUCT(Cause, cause);
   DSGD_FIELD(Left, left);
   DSGD_FIELD(DepartureCall, departure_call);
   DSGD_LIST(Members, members, "list of members", kMaxMembers);

@@ -96,7 +96,7 @@ struct Watch {
 struct WatchReply {
   sequence @0 :UInt64;
   view @1 :UInt64;
-  news @2 :Status;
+  cause @2 :Status;
   left @3 :Int32 = -1;
   departureCall @4 :UInt64;
   members @5 :List(MemberInfo);

@@ -111,7 +111,7 @@ TEST_F(AnnouncementsTest, AWorkerThatHasLeftIsNotSentMore) {
 TEST_F(AnnouncementsTest, OnlyNewsWithoutMembersIsTheEndOfTheJob) {
   EXPECT_TRUE(announcements_.cause().ok());
   transport::WatchReply change;
-  change.news = Status(Code::kWorkerLost, "rank 1 was lost");
+  change.cause = Status(Code::kWorkerLost, "rank 1 was lost");
   change.members.resize(1);
   announcements_.add(change);
   EXPECT_TRUE(announcements_.cause().ok());
@@ -123,13 +123,13 @@ TEST_F(AnnouncementsTest, OnlyNewsWithoutMembersIsTheEndOfTheJob) {
 TEST_F(AnnouncementsTest, TheEndOfTheJobIsNotForgotten) {
   add(7);
   transport::WatchReply end;
-  end.news = Status(Code::kAborted, "test");
+  end.cause = Status(Code::kAborted, "test");
   announcements_.add(end);
   announcements_.release(2);
   for (size_t worker : {0, 1}) watch(worker, 2);
   EXPECT_EQ(kept(), 1u);
   EXPECT_EQ(announcements_.cause().code(), Code::kAborted);
-  EXPECT_EQ(watch(0, 1).message<transport::WatchReply>().news.code(), Code::kAborted);
+  EXPECT_EQ(watch(0, 1).message<transport::WatchReply>().cause.code(), Code::kAborted);
 }
 
 }  // namespace

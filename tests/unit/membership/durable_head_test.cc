@@ -159,7 +159,7 @@ class DurableHeadTest : public testing::Test {
       store_->finish_all();
     }
     for (int i = 0; i < 2; ++i)
-      EXPECT_FALSE(at(i).watch.given()) << (at(i).watch.ok() ? news(i).news.message() : "");
+      EXPECT_FALSE(at(i).watch.given()) << (at(i).watch.ok() ? news(i).cause.message() : "");
     EXPECT_TRUE(ends_.empty());
   }
 
@@ -245,9 +245,9 @@ TEST_F(DurableHeadTest, AFailedStoreEndsTheJobWithItsCause) {
   head_->on_close(at(2).control, Status(Code::kWorkerLost, "reset"));
   store_->finish(Status(Code::kIo, "cannot write '/state/head.new': No space left on device"));
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(news(i).news.code(), Code::kIo);
-    EXPECT_THAT(news(i).news.message(), HasSubstr("`head_state`"));
-    EXPECT_THAT(news(i).news.message(), HasSubstr("'/state/head.new': No space left"));
+    EXPECT_EQ(news(i).cause.code(), Code::kIo);
+    EXPECT_THAT(news(i).cause.message(), HasSubstr("`head_state`"));
+    EXPECT_THAT(news(i).cause.message(), HasSubstr("'/state/head.new': No space left"));
     EXPECT_TRUE(news(i).members.empty()) << "the view was not stored";
   }
   loop_.advance(2 * kLeaseOfWorkers);
@@ -276,7 +276,7 @@ TEST_F(DurableHeadTest, AStoreThatTakesLongerThanTheEndStillTellsTheCause) {
       store_->finish();
     }
     ASSERT_TRUE(at(0).watch.given());
-    EXPECT_EQ(news(0).news.code(), Code::kAborted);
+    EXPECT_EQ(news(0).cause.code(), Code::kAborted);
     EXPECT_TRUE(reported.ok());
     EXPECT_TRUE(store_->removing);
     store_->finish();
@@ -298,7 +298,7 @@ TEST_F(DurableHeadTest, AFailedStoreAtAGoodEndTellsAWorkerThatHasJoinedWhy) {
   for (uint64_t heard = at(3).reply().sequence; told.ok(); ++heard) {
     watch(3, heard);
     ASSERT_TRUE(at(3).watch.given());
-    if (news(3).members.empty()) told = news(3).news;
+    if (news(3).members.empty()) told = news(3).cause;
   }
   EXPECT_EQ(told.code(), Code::kWorkerLost);
   EXPECT_THAT(told.message(), HasSubstr("have closed their sessions while this one joined"));
@@ -475,7 +475,7 @@ TEST_F(PausedDurableHeadTest, AHeadToWhichNoWorkerComesBackKeepsAPausedJobAsLong
     store_->finish_all();
   }
   ASSERT_TRUE(at(0).watch.given());
-  EXPECT_THAT(news(0).news.message(), HasSubstr("within 20.0 s (rejoin_timeout)"));
+  EXPECT_THAT(news(0).cause.message(), HasSubstr("within 20.0 s (rejoin_timeout)"));
 }
 
 // Fewer than min_workers are in the view then, but nothing waits for others to join.
@@ -582,7 +582,7 @@ TEST_F(DurableHeadTest, AWorkerThatGivesUpAReturnMakesAnotherOneAndIsNotLost) {
   EXPECT_TRUE(come_back(1).ok());
   head_->on_close(at(1).control, Status(Code::kWorkerLost, "reset"));
   store_->finish_all();
-  EXPECT_FALSE(at(0).watch.given()) << news(0).news.message();
+  EXPECT_FALSE(at(0).watch.given()) << news(0).cause.message();
   EXPECT_TRUE(renew(1).ok());
   EXPECT_TRUE(come_back(1).ok());
   watch(1, 0);
@@ -698,8 +698,8 @@ TEST_F(FixedDurableHeadTest, ABrokenJobIsBrokenForAnotherHead) {
   restart_head();
   EXPECT_TRUE(come_back(0).ok());
   watch(0, 0);
-  EXPECT_EQ(news(0).news.code(), Code::kWorkerLost);
-  EXPECT_EQ(news(0).news.rank(), 2);
+  EXPECT_EQ(news(0).cause.code(), Code::kWorkerLost);
+  EXPECT_EQ(news(0).cause.rank(), 2);
 }
 
 // Another head may have taken up the job, with all of its workers.

@@ -106,7 +106,7 @@ class HeadTest : public testing::Test {
     head_->on_close(at(i).control, why);
   }
   Status news(size_t i) const {
-    return remotes_[i]->watch.ok() ? remotes_[i]->watch.message<WatchReply>().news : Status();
+    return remotes_[i]->watch.ok() ? remotes_[i]->watch.message<WatchReply>().cause : Status();
   }
 
   const uint32_t num_workers_;
@@ -1147,7 +1147,7 @@ TEST_F(LearnerTest, AWorkerJoinsTheRunningJobAndEntersALaterView) {
     ASSERT_EQ(change(i).members.size(), 4u);
     EXPECT_EQ(change(i).members[3].worker_id, "w3");
     EXPECT_EQ(change(i).members[3].rank, 3);
-    EXPECT_THAT(change(i).news.message(), HasSubstr("has joined the job"));
+    EXPECT_THAT(change(i).cause.message(), HasSubstr("has joined the job"));
   }
 }
 

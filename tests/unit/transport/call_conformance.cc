@@ -24,7 +24,7 @@ TEST_P(Conformance, ACallIsAnsweredWithAMessage) {
   recorder_.answer = [](ServerChannel&, Message request, Responder respond) {
     WatchReply reply;
     reply.sequence = std::get<Watch>(request).sequence + 1;
-    reply.news = detailed();
+    reply.cause = detailed();
     respond(Message(std::move(reply)));
   };
   auto client = dial();
@@ -39,7 +39,7 @@ TEST_P(Conformance, ACallIsAnsweredWithAMessage) {
   });
   ASSERT_TRUE(client_until([&] { return done; }));
   EXPECT_EQ(reply.sequence, 42u);
-  expect_same(reply.news, detailed());
+  expect_same(reply.cause, detailed());
 }
 
 TEST_P(Conformance, AnErrorArrivesWithAllItsFields) {

@@ -136,7 +136,7 @@ bool same(const GatheringReply& a, const GatheringReply& b) {
   return a.progress == b.progress && a.missing == b.missing;
 }
 bool same(const WatchReply& a, const WatchReply& b) {
-  return a.sequence == b.sequence && a.view == b.view && same(a.news, b.news) && a.left == b.left &&
+  return a.sequence == b.sequence && a.view == b.view && same(a.cause, b.cause) && a.left == b.left &&
          a.departure_call == b.departure_call && same(a.members, b.members) && a.head_rank == b.head_rank &&
          a.paused == b.paused;
 }

@@ -34,7 +34,7 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
     WatchReply reply;
     reply.sequence = watch.sequence + 1;
     reply.view = channel.hello().view;
-    reply.news =
+    reply.cause =
         Status(Code::kWorkerLost, channel.hello().job + " " + channel.hello().worker_id).with_rank(5, "h");
     respond(Message(reply));
   };
@@ -47,8 +47,8 @@ TEST_F(ConnectionTest, RequestAndReplyArriveUnchanged) {
   auto& watch = std::get<WatchReply>(reply.value());
   EXPECT_EQ(watch.sequence, 42u);
   EXPECT_EQ(watch.view, 77u);
-  EXPECT_EQ(watch.news.message(), "test w7");
-  EXPECT_EQ(watch.news.rank(), 5);
+  EXPECT_EQ(watch.cause.message(), "test w7");
+  EXPECT_EQ(watch.cause.rank(), 5);
 }
 
 TEST_F(ConnectionTest, ARefusedHelloIsTheResultOfTheDial) {
