@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/channels.h"
 #include "core/base/retry.h"
 
 namespace dsgd {
@@ -32,11 +33,6 @@ struct End {
 };
 
 }  // namespace
-
-void close_in_callback(transport::Loop& loop, std::shared_ptr<ClientChannel> channel) {
-  channel->close(true);
-  loop.post([channel = std::move(channel)] {});
-}
 
 RepeatedDial::RepeatedDial(transport::Network& network, std::vector<std::string> addresses,
                            transport::DialOptions options, Done done, Refusal refusal)

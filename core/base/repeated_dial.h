@@ -10,9 +10,6 @@
 
 namespace dsgd {
 
-// Closes a channel within one of its callbacks: it is destroyed in a task of its own.
-void close_in_callback(transport::Loop& loop, std::shared_ptr<transport::ClientChannel> channel);
-
 // Attempts overlap, since one whose first packet is lost in a cut is sent again by TCP only after a second
 // and more. Each dials the addresses in turn.
 class RepeatedDial : public std::enable_shared_from_this<RepeatedDial> {

@@ -8,8 +8,8 @@
 #include "core/base/address.h"
 #include "core/base/describe.h"
 #include "core/base/stopped.h"
+#include "core/base/while_alive.h"
 #include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/base/describe.h"
 #include "core/base/views_change.h"
-#include "core/membership/while_alive.h"
+#include "core/base/while_alive.h"
 
 namespace dsgd {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/channels.h"
 #include "core/base/retry.h"
 #include "core/membership/text.h"
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/channels.h"
 #include "core/base/describe.h"
-#include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 #include "core/base/stopped.h"
+#include "core/base/while_alive.h"
 #include "core/membership/leases.h"
 #include "core/membership/probe.h"
 #include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {
@@ -23,7 +23,7 @@ constexpr Duration kShortest = std::chrono::milliseconds(1);
 
 constexpr int kMostConnections = 8;  // to the head, opened one after the other while none is answered
 
-HeartbeatOptions sane(HeartbeatOptions options) {
+HeartbeatOptions with_limits(HeartbeatOptions options) {
   options.lease = std::max(options.lease, 4 * kShortest);
   options.interval = std::clamp(options.interval, kShortest, options.lease / 2);
   return options;
@@ -32,13 +32,13 @@ HeartbeatOptions sane(HeartbeatOptions options) {
 }  // namespace
 
 Heartbeat::Heartbeat(transport::Network& network, HeartbeatOptions options, HeartbeatEvents events)
-    : network_(network), options_(sane(std::move(options))), events_(std::move(events)) {}
+    : network_(network), options_(with_limits(std::move(options))), events_(std::move(events)) {}
 
 void Heartbeat::start() {
   loop().post([self = shared_from_this()] {
     if (self->is_over()) return;
     self->lease_start_ = self->loop().now();
-    self->dial();
+    self->dial_heads();
     self->arm();
   });
 }
@@ -93,15 +93,15 @@ Duration Heartbeat::retry_period() const { return std::max(options_.interval / 8
 
 // After the first dial, also dials one of the other heads: if one of them serves now, it gives each worker
 // only one lease to connect.
-void Heartbeat::dial() {
+void Heartbeat::dial_heads() {
   next_dial_ = loop().now() + retry_period();
   const size_t others = options_.addresses.size() - 1;
   const bool first = dials_ == 0;
-  dial(head_);
-  if (others > 0 && !first) dial((head_ + 1 + other_dials_++ % others) % options_.addresses.size());
+  dial_head(head_);
+  if (others > 0 && !first) dial_head((head_ + 1 + other_dials_++ % others) % options_.addresses.size());
 }
 
-void Heartbeat::dial(size_t head) {
+void Heartbeat::dial_head(size_t head) {
   const uint64_t number = ++dials_;
   transport::DialOptions dial;
   dial.hello = options_.hello;
@@ -143,7 +143,7 @@ void Heartbeat::on_closed(uint64_t number, const Status& why) {
   if (is_over() || channels_.empty()) return;
   if (number == channels_.rbegin()->first) {
     if (head_may_return()) {
-      destroy_later(std::move(channels_.extract(number).mapped()));
+      close_in_callback(loop(), std::move(channels_.extract(number).mapped()));
       if (channels_.empty()) next_renewal_ = transport::kNever;
       next_dial_ = std::min(next_dial_, loop().now() + retry_period());
     }
@@ -151,12 +151,7 @@ void Heartbeat::on_closed(uint64_t number, const Status& why) {
                                       : "was lost: the heartbeat connection broke (" + why.message() + ")",
                              code_of_break(why));
   }
-  if (auto node = channels_.extract(number)) destroy_later(std::move(node.mapped()));
-}
-
-// The caller may be a callback of the channel.
-void Heartbeat::destroy_later(std::shared_ptr<transport::ClientChannel> channel) {
-  loop().post([channel = std::move(channel)] {});
+  if (auto node = channels_.extract(number)) close_in_callback(loop(), std::move(node.mapped()));
 }
 
 void Heartbeat::renew() {
@@ -186,11 +181,8 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
     if (number < answered_) return arm();  // a late answer, on a connection that is being closed
     const bool another = number > answered_;
     answered_ = number;
-    while (channels_.begin()->first < number) {
-      auto node = channels_.extract(channels_.begin());
-      node.mapped()->close(true);
-      destroy_later(std::move(node.mapped()));
-    }
+    while (channels_.begin()->first < number)
+      close_in_callback(loop(), std::move(channels_.extract(channels_.begin()).mapped()));
     head_ = heads_[number];
     heads_.erase(heads_.begin(), heads_.find(number));
     // Perhaps another head has answered, and the control connection still leads to the one before.
@@ -239,7 +231,7 @@ void Heartbeat::tick() {
   if (now >= next_renewal_) renew();
   if (now >= next_dial_) {
     next_dial_ = now + retry_period();
-    if (channels_.size() < kMostConnections) dial();
+    if (channels_.size() < kMostConnections) dial_heads();
   }
   arm();
 }
@@ -271,30 +263,34 @@ void Heartbeat::ask_after_stop() {
 }
 
 void Heartbeat::expire() {
-  if (was_stopped()) return asks_after_stop_ ? lose_head(stopped_error()) : ask_after_stop();
+  if (was_stopped_past_lease()) return asks_after_stop_ ? lose_head(stopped_error()) : ask_after_stop();
   const Duration silence = loop().now() - lease_start_;
   if (!options_.peers.empty() && !peer_answered_) {
     return lose_head(
         Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
                                       " nor any other worker on another machine has answered for " +
                                       describe_duration(silence) + " (lease)" +
-                                      (last_error_.empty() ? "" : "; last error: " + last_error_))
+                                      last_error_note())
             .with_rank(options_.own_rank, options_.own_host));
   }
   fail_as_lost_head("has not answered for " + describe_duration(silence) +
                     " (lease); it is stopped or suspended, or the network or a firewall cuts it off" +
-                    (last_error_.empty() ? "" : "; last error: " + last_error_));
+                    last_error_note());
 }
 
 void Heartbeat::note_stall() {
   const Time now = loop().now();
-  if (dsgd::was_stopped(due_, now, options_.lease)) stalled_ = now - due_;
+  if (was_stopped(due_, now, options_.lease)) stalled_ = now - due_;
 }
 
 // Whether this process was stopped until its lease was over, and the head has not answered since.
-bool Heartbeat::was_stopped() {
+bool Heartbeat::was_stopped_past_lease() {
   note_stall();  // a connection's end may be read before the timer runs
   return asks_after_stop_ || (stalled_ > Duration{} && loop().now() - lease_start_ >= options_.lease);
+}
+
+std::string Heartbeat::last_error_note() const {
+  return last_error_.empty() ? "" : "; last error: " + last_error_;
 }
 
 Status Heartbeat::stopped_error() {
@@ -306,7 +302,7 @@ Status Heartbeat::stopped_error() {
 
 // Reports the loss of the head, or of this process if that was stopped.
 void Heartbeat::fail_as_lost_head(const std::string& how, Code code) {
-  lose_head(was_stopped() ? stopped_error() : head_error(how, code));
+  lose_head(was_stopped_past_lease() ? stopped_error() : head_error(how, code));
 }
 
 Status Heartbeat::head_error(const std::string& how, Code code) const {

@@ -66,14 +66,13 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void stop(std::function<void()> stopped);
 
  private:
-  void dial();
-  void dial(size_t head);
+  void dial_heads();
+  void dial_head(size_t head);
   void on_dialled(uint64_t number, size_t head, Result<std::unique_ptr<transport::ClientChannel>> result);
   void renew();
   void send_leave();
   void on_renewed(uint64_t number, transport::Time sent, const Result<transport::Message>& answer);
   void on_closed(uint64_t number, const Status& why);
-  void destroy_later(std::shared_ptr<transport::ClientChannel> channel);
   void forget_silence();
   void ask_peers();
   transport::Duration renewal_period() const;
@@ -82,10 +81,11 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void arm();
   void tick();
   void note_stall();
-  bool was_stopped();
+  bool was_stopped_past_lease();
   void ask_after_stop();
   bool is_over() const { return state_ == State::kOver; }
   bool head_may_return() const { return events_.head_lost != nullptr; }
+  std::string last_error_note() const;
   Status stopped_error();
   void expire();
   void fail(Status why);

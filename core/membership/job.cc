@@ -7,8 +7,8 @@
 
 #include "core/base/describe.h"
 #include "core/base/text.h"
+#include "core/base/while_alive.h"
 #include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 #include "transport/authentication.h"
 
 namespace dsgd {

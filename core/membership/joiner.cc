@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "core/base/address.h"
+#include "core/base/channels.h"
 #include "core/base/describe.h"
 #include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
+#include "core/base/while_alive.h"
 #include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 
 namespace dsgd {
 namespace {

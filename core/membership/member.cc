@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/address.h"
+#include "core/base/channels.h"
 #include "core/base/describe.h"
 #include "core/membership/admission.h"
 #include "core/membership/member_impl.h"
@@ -25,11 +26,8 @@ Member::Impl::Impl(transport::Network& n, transport::Network& h, MemberOptions o
   options.hello.view = 0;
 }
 
-// The channel may be calling us at this moment, so it is destroyed from a task of its own.
 void Member::Impl::drop_channel(bool flush) {
-  if (!channel) return;
-  channel->close(flush);
-  loop.post([keep = std::exchange(channel, nullptr)] {});
+  if (channel) close_in_callback(loop, std::exchange(channel, nullptr), flush);
 }
 
 // ---- joining

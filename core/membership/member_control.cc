@@ -8,8 +8,6 @@
 #include "core/base/retry.h"
 #include "core/base/views_change.h"
 #include "core/membership/member_impl.h"
-#include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 
 namespace dsgd {
 

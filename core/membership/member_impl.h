@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/while_alive.h"
 #include "core/membership/head_reconnector.h"
 #include "core/membership/heartbeat.h"
 #include "core/membership/joiner.h"
 #include "core/membership/member.h"
 #include "core/membership/member_views.h"
 #include "core/membership/text.h"
-#include "core/membership/while_alive.h"
 #include "transport/poster.h"
 
 namespace dsgd {

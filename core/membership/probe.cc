@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/channels.h"
 #include "core/base/repeated_dial.h"
 #include "core/base/retry.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/base/channels.h"
 #include "core/mesh/channels.h"
 
 namespace dsgd {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/base/while_alive.h"
+
 namespace dsgd {
 
 void PeerWatch::watch() {
@@ -19,9 +21,7 @@ void PeerWatch::watch() {
     // A later phase of an open operation may need data that was lost with the peer's connection.
     if (peers_.has_left(rank) && !peers_.said_goodbye(rank)) operations_.on_last_answer(rank);
   }
-  peers_.loop().schedule(now + interval_, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) watch();
-  });
+  peers_.loop().schedule(now + interval_, if_alive(alive_, [this] { watch(); }));
 }
 
 void PeerWatch::forget() {
@@ -32,8 +32,8 @@ void PeerWatch::forget() {
 }
 
 void PeerWatch::probe(int32_t rank) {
-  const auto answered = [this, alive = std::weak_ptr(alive_), rank, views = views_](const Status& answer) {
-    if (alive.expired() || peers_.closed() || views != views_) return;
+  const auto answered = if_alive(alive_, [this, rank, views = views_](const Status& answer) {
+    if (peers_.closed() || views != views_) return;
     if (const auto waited = waited_for_.find(rank); waited != waited_for_.end())
       waited->second = peers_.loop().now();
     probing_.erase(rank);
@@ -41,7 +41,7 @@ void PeerWatch::probe(int32_t rank) {
     if (answer.ok() || peers_.is_leaving(rank)) return;
     silent_.insert(rank);
     peers_.report_silent(rank, answer);
-  };
+  });
   const transport::Time due = peers_.loop().now() + peers_.options().lease - 5 * interval_;
   probe_(peers_.members().view().members[rank], due, answered);
 }

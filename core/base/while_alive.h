@@ -14,4 +14,12 @@ auto while_alive(std::weak_ptr<T> object, F f) {
   };
 }
 
+// Returns a callback that calls f(...), and does nothing once `alive` is gone.
+template <typename F>
+auto if_alive(std::weak_ptr<int> alive, F f) {
+  return while_alive(std::move(alive), [f = std::move(f)](int&, auto&&... arguments) {
+    f(std::forward<decltype(arguments)>(arguments)...);
+  });
+}
+
 }  // namespace dsgd
