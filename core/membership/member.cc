@@ -58,13 +58,13 @@ void Member::Impl::on_joined(Joiner::Joined joined) {
   heads = split_addresses(options.head);
   heads[joined.head] = channel->address();  // a name would have to be resolved within the lease
   std::rotate(heads.begin(), heads.begin() + static_cast<std::ptrdiff_t>(joined.head), heads.end());
-  views.join(std::move(joined.view));
+  views.begin(std::move(joined.view));
   phase = Phase::kJoined;
   start_heartbeat();
-  received = views.joined().sequence;
+  received = views.first().sequence;
   watch(received);
   later([](Impl& self) {
-    if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(self.views.joined());
+    if (auto notify = std::exchange(self.notify_joined, nullptr)) notify(self.views.first());
   });
 }
 
@@ -72,8 +72,8 @@ transport::Hello Member::Impl::hello_of(transport::Role role) const {
   transport::Hello hello = options.hello;
   hello.role = role;
   hello.rank = views.number();
-  hello.view = views.joined().view;
-  hello.job_nonce = views.joined().job_nonce;
+  hello.view = views.first().view;
+  hello.job_nonce = views.first().job_nonce;
   return hello;
 }
 
@@ -81,18 +81,18 @@ void Member::Impl::start_heartbeat() {
   HeartbeatOptions o;
   o.addresses = heads;
   o.hello = hello_of(transport::Role::kHeartbeat);
-  o.own_rank = views.joined().rank;
+  o.own_rank = views.first().rank;
   o.token = options.token;
   o.lease = options.lease;
   o.interval = options.heartbeat_interval;
   o.head_name = head_name();
-  o.head_rank = views.joined().head_rank;
+  o.head_rank = views.first().head_rank;
   o.head_host = views.head_host();
-  o.own_name = describe_member(views.joiner());
-  o.own_host = views.joiner().host;
+  o.own_name = describe_member(views.own_at_join());
+  o.own_host = views.own_at_join().host;
   o.peers = views.remote_peers();
   HeartbeatEvents events{on_loop([](Impl& self, const Status& why) { self.heartbeat_failed(why); })};
-  if (views.joined().durable) {
+  if (views.first().durable) {
     events.head_lost = on_loop([](Impl& self, const Status& why) { self.head_silent(why); });
     events.head_answered = on_loop([](Impl& self) { self.head_answered(); });
   }
@@ -152,9 +152,9 @@ void Member::Impl::send_leave(const Status& cause, uint64_t view, uint64_t depar
 void Member::Impl::call_leave() {
   if (!channel) return;
   channel->call(leaving, leave_until,
-                while_alive(weak_from_this(), [of = connection](Impl& self, const Result<Message>& answer) {
-                  if (!self.may_return(answer.status())) return self.left_job();
-                  if (self.phase == Phase::kLeaving && self.connection == of && self.channel)
+                while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
+                  if (!self.head_may_return(answer.status())) return self.left_job();
+                  if (self.phase == Phase::kLeaving && self.channel_number == number && self.channel)
                     self.connection_lost(answer.status());
                 }));
 }
@@ -230,7 +230,7 @@ bool Member::has_head() const { return impl_->has_head(); }
 
 void Member::report_progress(transport::Progress progress) {
   progress.number = impl_->views.number();
-  progress.view = impl_->views.joined().view;
+  progress.view = impl_->views.first().view;
   impl_->send_to_head(progress);
 }
 

@@ -17,12 +17,11 @@ void Member::Impl::watch(uint64_t sequence) {
   transport::Watch request;
   request.sequence = sequence;
   channel->call(request, transport::kNever,
-                while_alive(weak_from_this(), [of = connection](Impl& self, const Result<Message>& answer) {
-                  if (self.over() || !self.channel)
-                    return;  // while leaving, only the answer to Leave matters
-                  if (self.connection != of) return;
+                while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
+                  // While leaving, only the answer to Leave matters.
+                  if (self.over() || !self.channel || self.channel_number != number) return;
                   if (answer.status().code() == Code::kEvicted) return self.break_down(answer.status());
-                  if (self.may_return(answer.status())) return self.connection_lost(answer.status());
+                  if (self.head_may_return(answer.status())) return self.connection_lost(answer.status());
                   if (!answer.ok())
                     return self.head_lost("was lost: " + answer.status().message(),
                                           code_of_break(answer.status()));
@@ -40,14 +39,14 @@ void Member::Impl::on_news(const WatchReply& news) {
   if (views.present().learner) return present_changed();
   log->info(describe_member(views.present().members[static_cast<size_t>(rank)]) +
             " has left the job in good order");
-  left.push_back(news);
-  left.back().left = rank;
+  undelivered_left.push_back(news);
+  undelivered_left.back().left = rank;
   deliver_left();
 }
 
 void Member::Impl::change_view(const WatchReply& news) {
   if (!views.change(news)) {
-    return break_down(Status(Code::kInternal, describe_head(options.head, views.joined()) +
+    return break_down(Status(Code::kInternal, describe_head(options.head, views.first()) +
                                                   " published view " + std::to_string(news.view) +
                                                   ", which this worker cannot take part in"));
   }
@@ -71,7 +70,7 @@ void Member::Impl::present_changed() {
 
 void Member::Impl::deliver_left() {
   if (!notify_left) return;
-  for (const WatchReply& news : std::exchange(left, {})) {
+  for (const WatchReply& news : std::exchange(undelivered_left, {})) {
     later([rank = news.left, call = news.departure_call](Impl& self) {
       auto notify = self.notify_left;
       if (notify && !self.over()) notify(rank, call);
@@ -83,8 +82,8 @@ void Member::Impl::deliver_left() {
 
 // The heartbeat knows the ranks of the view in which this worker joined.
 void Member::Impl::heartbeat_failed(Status why) {
-  if (views.host_left()) return head_gone();
-  const JoinReply& view = views.joined();
+  if (views.host_left()) return on_head_left();
+  const JoinReply& view = views.first();
   const bool own_lease =
       why.code() == Code::kWorkerLost && why.rank() == view.rank && view.rank != view.head_rank;
   if (why.code() == Code::kWorkerLost && why.rank() >= 0 &&
@@ -98,18 +97,18 @@ void Member::Impl::heartbeat_failed(Status why) {
 }
 
 void Member::Impl::head_lost(const std::string& how, Code code) {
-  if (views.host_left()) return head_gone();
+  if (views.host_left()) return on_head_left();
   drop_channel(false);
   break_down(Status(code, head_name() + " " + how).with_rank(views.present().head_rank, views.head_host()));
 }
 
 // The head has gone in good order, with the worker that hosted it.
-void Member::Impl::head_gone() {
+void Member::Impl::on_head_left() {
   if (phase != Phase::kJoined) return;
   drop_channel(false);
   phase = Phase::kHeadless;
   stop_heartbeat({});
-  log->info(describe_head(options.head, views.joined()) +
+  log->info(describe_head(options.head, views.first()) +
             " has left in good order; the remaining workers now probe each other");
   refuse_entry();
 }
@@ -117,8 +116,8 @@ void Member::Impl::head_gone() {
 // ---- a head that comes back
 
 // Whether this error of a call is the loss of a head that may come back.
-bool Member::Impl::may_return(const Status& why) const {
-  return views.joined().durable && !views.host_left() && is_lost_connection(why);
+bool Member::Impl::head_may_return(const Status& why) const {
+  return views.first().durable && !views.host_left() && is_lost_connection(why);
 }
 
 void Member::Impl::connection_lost(const Status& why) {
@@ -135,7 +134,7 @@ void Member::Impl::head_silent(Status why) {
     log->warning(why.message() + "; training goes on, and the head is dialled again for " +
                  describe_duration(options.head_timeout) + " (head_timeout)");
   }
-  await_head(std::move(why));
+  start_reconnector(std::move(why));
 }
 
 // The head has answered on a later heartbeat connection: perhaps it is another head than the one to which
@@ -146,43 +145,43 @@ void Member::Impl::head_answered() {
     reconnect_again = true;
     return;
   }
-  await_head(Status(Code::kWorkerLost, head_name() + " does not answer on its earlier connection"));
+  start_reconnector(Status(Code::kWorkerLost, head_name() + " does not answer on its earlier connection"));
 }
 
-void Member::Impl::await_head(Status why) {
+void Member::Impl::start_reconnector(Status why) {
   head_loss = std::move(why);
   HeadReconnector::Options o;
   o.addresses = heads;
   o.hello = hello_of(transport::Role::kControl);
   o.token = options.token;
-  o.request = {views.number(), views.joined().view, options.join.incarnation};
+  o.request = {views.number(), views.first().view, options.join.incarnation};
   o.lease = options.lease;
   o.deadline = loop.now() + options.head_timeout;
   reconnector =
       std::make_shared<HeadReconnector>(network, std::move(o), [this](Result<HeadReconnector::Channel> back) {
         reconnector = nullptr;
-        back.ok() ? come_back(std::move(back).value()) : no_return(back.status());
+        back.ok() ? on_reconnected(std::move(back).value()) : on_reconnect_failed(back.status());
       });
   reconnector->start();
 }
 
-void Member::Impl::come_back(HeadReconnector::Channel back) {
+void Member::Impl::on_reconnected(HeadReconnector::Channel back) {
   drop_channel(false);
   channel = std::move(back);
-  ++connection;
-  came_back = loop.now();
+  ++channel_number;
+  head_back_at = loop.now();
   if (phase == Phase::kLeaving) return call_leave();
   if (std::exchange(loss_logged, false)) log->info(head_name() + " has come back");
   if (heartbeat) heartbeat->begin_lease();  // the head may fall silent before it answers there
   watch(received);
-  if (unanswered) call_report();
+  if (unanswered_report) call_report();
   if (notify_refused) call_enter();
   for (const auto& [peer, why] : cuts)
-    send_to_head(transport::ReportCut{views.number(), views.joined().view, why, peer});
+    send_to_head(transport::ReportCut{views.number(), views.first().view, why, peer});
   if (std::exchange(reconnect_again, false)) head_answered();
 }
 
-void Member::Impl::no_return(const Status& why) {
+void Member::Impl::on_reconnect_failed(const Status& why) {
   if (phase == Phase::kLeaving) return left_job();
   if (why.code() == Code::kEvicted) return break_down(why);
   if (!is_lost_connection(why)) {  // a head that knows the job
@@ -198,9 +197,9 @@ void Member::Impl::no_return(const Status& why) {
 
 void Member::Impl::call_report() {
   if (!channel) return;
-  channel->call(*unanswered, transport::kNever,
+  channel->call(*unanswered_report, transport::kNever,
                 while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
-                  if (!self.may_return(answer.status())) self.unanswered.reset();
+                  if (!self.head_may_return(answer.status())) self.unanswered_report.reset();
                 }));
 }
 
@@ -208,9 +207,9 @@ void Member::Impl::call_report() {
 // that within another one. A head that has come back gives each worker a lease first. A quarter of a lease
 // is for messages and the head's second look.
 transport::Time Member::Impl::verdict_due(transport::Time reported) const {
-  if (!views.joined().durable) return reported + 5 * options.lease / 4;
+  if (!views.first().durable) return reported + 5 * options.lease / 4;
   if (reconnector) return loop.now() + options.lease;
-  return std::max(reported + 9 * options.lease / 4, came_back + 13 * options.lease / 4);
+  return std::max(reported + 9 * options.lease / 4, head_back_at + 13 * options.lease / 4);
 }
 
 void Member::Impl::stop_reconnector() {
@@ -222,17 +221,17 @@ void Member::Impl::break_down(const Status& why) {
   if (phase != Phase::kJoined) return;
   stop_reconnector();
   phase = Phase::kBroken;
-  broken = why;
-  log->info("the job cannot go on: " + broken.message());  // the session, which fails with it, logs the error
+  break_cause = why;
+  log->info("the job cannot go on: " + break_cause.message());  // the session, which fails with it, logs the error
   stop_heartbeat({});
   deliver_broken();
 }
 
 void Member::Impl::deliver_broken() {
-  if (broken.ok() || !notify_broken) return;
+  if (break_cause.ok() || !notify_broken) return;
   later([](Impl& self) {
     auto notify = std::exchange(self.notify_broken, nullptr);
-    if (notify && !self.over()) notify(self.broken);
+    if (notify && !self.over()) notify(self.break_cause);
   });
 }
 
@@ -245,10 +244,10 @@ bool Member::Impl::views_change() const {
 
 void Member::Impl::report(const Status& cause) {
   if (cause.ok() || !has_head()) return;
-  transport::Report message{views.number(), views.joined().view, cause};
-  if (!views.joined().durable) return void(send_to_head(message));
-  if (unanswered) return;  // only the first cause counts
-  unanswered = std::move(message);
+  transport::Report message{views.number(), views.first().view, cause};
+  if (!views.first().durable) return void(send_to_head(message));
+  if (unanswered_report) return;  // only the first cause counts
+  unanswered_report = std::move(message);
   call_report();
 }
 
@@ -256,8 +255,8 @@ bool Member::Impl::report_cut(const std::string& peer_id, const Status& cause, b
   const int32_t rank = rank_of(views.present().members, peer_id);
   if (rank < 0) return has_head();  // the head has already decided
   const int32_t peer = views.present().members[static_cast<size_t>(rank)].number;
-  if (views.joined().durable && !silent) cuts.emplace(peer, cause);
-  return send_to_head(transport::ReportCut{views.number(), views.joined().view, cause, peer});
+  if (views.first().durable && !silent) cuts.emplace(peer, cause);
+  return send_to_head(transport::ReportCut{views.number(), views.first().view, cause, peer});
 }
 
 void Member::Impl::enter(std::function<void(const Status&)> refused) {
@@ -281,9 +280,9 @@ void Member::Impl::refuse_entry() {
 // If the connection ends, the Watch call in flight reports it.
 void Member::Impl::call_enter() {
   if (!channel) return;
-  channel->call(transport::Enter{views.number(), views.joined().view}, transport::kNever,
+  channel->call(transport::Enter{views.number(), views.first().view}, transport::kNever,
                 while_alive(weak_from_this(), [](Impl& self, const Result<Message>& answer) {
-                  if (answer.ok() || !self.has_head() || self.may_return(answer.status())) return;
+                  if (answer.ok() || !self.has_head() || self.head_may_return(answer.status())) return;
                   self.refuse(answer.status());
                 }));
 }

@@ -51,18 +51,19 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   Phase phase = Phase::kIdle;
   std::shared_ptr<Joiner> joiner;
   std::shared_ptr<ClientChannel> channel;  // control, once joined; shared only so that a task may hold it
-  uint64_t connection = 0;                 // number of the channel
+  uint64_t channel_number = 0;             // counts the control channels, so that late answers are ignored
   // Addresses of the heads; the one that this worker joined is first, and numeric.
   std::vector<std::string> heads;
   std::shared_ptr<HeadReconnector> reconnector;  // null: the head is not lost
   bool reconnect_again = false;                  // once the reconnector has ended
   Status head_loss;                              // why it counts as lost, while there is a reconnector
   bool loss_logged = false;                      // the loss of the head was logged, so its return is, too
-  transport::Time came_back{};                   // the head, last
+  transport::Time head_back_at{};                // when the head last came back
   std::shared_ptr<Heartbeat> heartbeat;
   MemberViews views;
-  Status broken;
-  std::vector<WatchReply> left;  // news of workers that left, with present ranks, which no callback has taken
+  Status break_cause;
+  // News of workers that left, with present ranks, which no callback has taken.
+  std::vector<WatchReply> undelivered_left;
   std::function<void(Result<JoinReply>)> notify_joined;
   std::function<void(const Status&)> notify_broken;
   std::function<void(int32_t, uint64_t)> notify_left;
@@ -74,7 +75,7 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   uint64_t received = 0;  // sequence of the last news
   // For a head that comes back: a report that no head has answered; and the peers in the present view with
   // which a connection has ended, by number, with why.
-  std::optional<transport::Report> unanswered;
+  std::optional<transport::Report> unanswered_report;
   std::map<int32_t, Status> cuts;
   transport::Leave leaving;
   transport::Time leave_until{};
@@ -116,17 +117,17 @@ struct Member::Impl : std::enable_shared_from_this<Member::Impl> {
   void deliver_left();
   void heartbeat_failed(Status why);
   void head_lost(const std::string& how, Code code = Code::kWorkerLost);
-  void head_gone();
+  void on_head_left();
 
   // ---- a head that comes back
 
-  bool may_return(const Status& why) const;
+  bool head_may_return(const Status& why) const;
   void connection_lost(const Status& why);
   void head_silent(Status why);
   void head_answered();
-  void await_head(Status why);
-  void come_back(HeadReconnector::Channel back);
-  void no_return(const Status& why);
+  void start_reconnector(Status why);
+  void on_reconnected(HeadReconnector::Channel back);
+  void on_reconnect_failed(const Status& why);
   void call_report();
   transport::Time verdict_due(transport::Time reported) const;
   void stop_reconnector();

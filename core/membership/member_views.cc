@@ -32,22 +32,22 @@ JoinReply MemberViews::present_with_learner() const {
   return view;
 }
 
-int32_t MemberViews::number() const { return joined_.rank >= 0 ? joiner().number : -1; }
+int32_t MemberViews::number() const { return first_.rank >= 0 ? own_at_join().number : -1; }
 const MemberInfo& MemberViews::own() const { return member_at(present_, present_.rank); }
-const MemberInfo& MemberViews::joiner() const { return member_at(joined_, joined_.rank); }
+const MemberInfo& MemberViews::own_at_join() const { return member_at(first_, first_.rank); }
 
 std::string MemberViews::head_host() const {
-  return joined_.head_rank >= 0 ? member_at(joined_, joined_.head_rank).host : std::string();
+  return first_.head_rank >= 0 ? member_at(first_, first_.head_rank).host : std::string();
 }
 
 // A worker on this machine answers even if the machine is cut off. A worker on the head's machine may be
 // silent for the same reason as the head.
 std::vector<std::vector<std::string>> MemberViews::remote_peers() const {
   std::vector<std::vector<std::string>> peers;
-  for (const MemberInfo& peer : joined_.members) {
-    const bool here = peer.machine == joiner().machine;
+  for (const MemberInfo& peer : first_.members) {
+    const bool here = peer.machine == own_at_join().machine;
     const bool with_head =
-        joined_.head_rank >= 0 && peer.machine == member_at(joined_, joined_.head_rank).machine;
+        first_.head_rank >= 0 && peer.machine == member_at(first_, first_.head_rank).machine;
     if (!here && !with_head && !peer.addresses.empty()) peers.push_back(peer.addresses);
   }
   return peers;
