@@ -114,10 +114,6 @@ struct Head::Impl {
 
   // ---- messages of workers and others, by kind
 
-  void on(ServerChannel& channel, const auto&, const Responder& respond) {
-    respond(bad_message(describe_sender(channel) + " sent the head a message that heads do not take"));
-  }
-
   void on(ServerChannel& channel, const transport::GatheringRequest&, const Responder& respond) {
     job->gathering->on_request(channel, respond);
   }
@@ -134,19 +130,19 @@ struct Head::Impl {
 
   void begin_job() {
     const std::vector<ServerChannel*> channels = job->gathering->channels();
-    std::vector<Gathering::Candidate> come = job->gathering->take_by_rank();
-    if (come.empty()) return add_to_idle(channels);  // refused, since they cannot reach each other
-    job->begin(std::move(come));
+    std::vector<Gathering::Candidate> candidates = job->gathering->take_by_rank();
+    if (candidates.empty()) return add_to_idle(channels);  // refused, since they cannot reach each other
+    job->begin(std::move(candidates));
   }
 
   // A worker comes while the job runs. It becomes a learner, if the job may have one more worker.
   void on_late_join(ServerChannel& channel, transport::JoinRequest request, const Responder& respond) {
     if (Status wrong = check_control(channel, "to join"); !wrong.ok()) return respond(std::move(wrong));
     request.member.rank = -1;  // it gets the last one
+    // Asks again: its answer was lost.
     Worker* const known = workers.by_request(request);
-    if (known && !known->learner) return answer_join(*known, channel, respond);
     Status refused = job->refusal_at_end(request.member);
-    if (known && refused.ok()) return answer_join(*known, channel, respond);
+    if (known && (refused.ok() || !known->learner)) return answer_join(*known, channel, respond);
     if (refused.ok()) refused = workers.check_join(request.member);
     if (refused.ok()) refused = job->gathering->check(request);
     if (!refused.ok()) return respond(std::move(refused));
@@ -213,16 +209,17 @@ struct Head::Impl {
     Result<Worker*> known = workers.check_sender(workers.by_control(channel), enter.number, enter.view);
     if (!known.ok()) return respond(known.status());
     Worker& worker = *known.value();
-    if (!worker.learner) return job->acknowledge(respond);  // it has not heard of the view yet
+    if (!worker.learner) return job->acknowledge(respond);  // repeated: the news of its view is on the way
     // With a rank: the head has answered, so the connection is not lost (is_lost_connection()).
     if (Status ending = job->refusal_at_end(worker.info); !ending.ok())
       return respond(std::move(ending).with_rank(worker.info.rank, worker.info.host));
     worker.learner = false;
-    worker.info.rank = static_cast<int32_t>(workers.size());  // after all others
+    // members_in_view() orders by rank: the new member comes last.
+    worker.info.rank = static_cast<int32_t>(workers.size());
     transport::WatchReply change = workers.members_in_view();
     worker.info.rank = rank_of(change.members, worker.info.worker_id);
     change.cause = Status(Code::kViewChanged, describe_member(worker.info) + " has joined the job")
-                      .with_rank(worker.info.rank, worker.info.host);
+                       .with_rank(worker.info.rank, worker.info.host);
     job->enter_view(std::move(change));
     job->acknowledge(respond);
   }
@@ -317,18 +314,23 @@ struct Head::Impl {
     if (leave.view > workers.view()) return respond(workers.wrong_view(worker, leave.view));
     if (worker.left) return job->acknowledge(respond);
     worker.closed = leave.cause.ok() || leave.departure_call > 0;
-    job->note_closed(worker);
-    if (worker.learner) {
-      job->remove_workers({worker.index()},
-                          leave.cause.ok() ? Status(Code::kClosed, describe_member(worker.info) + " has left")
-                                           : job->detector->cause_from(worker, leave.cause, ""));
-      return job->acknowledge(respond);
-    }
-    const bool awaited =
+    job->note_gone(worker);
+    worker.learner ? learner_leaves(worker, leave, respond) : member_leaves(worker, leave, respond);
+  }
+
+  void learner_leaves(const Worker& worker, const transport::Leave& leave, const Responder& respond) {
+    job->remove_workers({worker.index()},
+                        leave.cause.ok() ? Status(Code::kClosed, describe_member(worker.info) + " has left")
+                                         : job->detector->cause_from(worker, leave.cause, ""));
+    job->acknowledge(respond);
+  }
+
+  void member_leaves(Worker& worker, const transport::Leave& leave, const Responder& respond) {
+    const bool peer_waits_for_data =
         job->options.views_change() && job->detector->is_cut(worker.info.number);  // see ReportCut
     worker.left = true;
     job->detector->end_lease(worker.index());
-    if (leave.cause.ok() && (leave.view != workers.view() || awaited)) {
+    if (leave.cause.ok() && (leave.view != workers.view() || peer_waits_for_data)) {
       // The departure call may belong to an earlier view, so workers of this view may wait for the leaver.
       job->remove_workers({worker.index()},
                           Status(Code::kWorkerLost,
@@ -346,7 +348,7 @@ struct Head::Impl {
                                                            describe_member(worker.info) + " left the job: "));
     }
     if (workers.is_host(worker.index())) {
-      job->host_leaves(respond);
+      job->hold_answer_to_host(respond);
     } else {
       job->acknowledge(respond);
     }
@@ -377,6 +379,11 @@ struct Head::Impl {
       one.progress.waiting = cut(one.progress.waiting, most);
     }
     return reply;
+  }
+
+  // Messages for which no overload stands above.
+  void on(ServerChannel& channel, const auto&, const Responder& respond) {
+    respond(bad_message(describe_sender(channel) + " sent the head a message that heads do not take"));
   }
 };
 

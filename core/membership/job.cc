@@ -50,9 +50,9 @@ Job::Job(transport::Loop& l, HeadOptions o, std::shared_ptr<Log> g, ViewStore* s
           l, options, log, workers, durability,
           FailureDetector::Events{
               [this](const std::vector<size_t>& lost, const Status& why) { remove_workers(lost, why); },
-              [this](const Status& why) { break_down(why); }})),
+              [this](const Status& why) { fail_job(why); }})),
       loop_(l) {
-  durability.on_failure([this](const Status& why) { store_failed(why); });
+  durability.on_failure([this](const Status& why) { on_store_failed(why); });
 }
 
 transport::StatusReply Job::status() const {
@@ -78,9 +78,9 @@ transport::StatusReply Job::status() const {
 
 // ---- joining
 
-void Job::begin(std::vector<Gathering::Candidate> come) {
+void Job::begin(std::vector<Gathering::Candidate> candidates) {
   std::vector<Responder> waiting;
-  for (Gathering::Candidate& c : come) {
+  for (Gathering::Candidate& c : candidates) {
     Worker& worker = workers.add(std::move(c.request.member), c.request.incarnation);
     worker.control = c.channel;
     worker.away = true;
@@ -174,25 +174,25 @@ void Job::enter_view(transport::WatchReply change) {
 
 void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) {
   if (!is_running() || !durability.holds()) return;
-  bool of_view = false;
+  bool view_changes = false;
   for (const size_t index : indices) {
-    of_view |= !workers[index].learner;
+    view_changes |= !workers[index].learner;
     workers[index].lost = true;
-    if (!workers[index].left) note_closed(workers[index]);
+    if (!workers[index].left) note_gone(workers[index]);
     detector->end_lease(index);
   }
   transport::WatchReply change = workers.members_in_view();
-  if (of_view && is_without_state(change.members)) return end_without_state(why);
+  if (view_changes && state_is_gone(change.members)) return end_without_state(why);
   const bool head_stays = !workers.host() || change.head_rank >= 0;
   const bool too_few =
       change.members.size() < options.min_workers && options.rejoin_timeout == transport::Duration{};
-  if (of_view && (change.members.empty() || too_few || !head_stays)) return break_down(why);
+  if (view_changes && (change.members.empty() || too_few || !head_stays)) return fail_job(why);
   for (const size_t index : indices) {
     workers[index].eviction = evicted(workers[index].info, why);
     announcements.end_watch(index, workers[index].eviction);
   }
   close_after_lease(indices);
-  if (!of_view) {
+  if (!view_changes) {
     durability.changed();
     log->warning("head: " + why.message() + "; it was still joining");
     return end_if_done();
@@ -203,17 +203,17 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
 
 void Job::worker_failed(const Worker& worker, const Status& why) {
   const bool own = workers.joined_late(worker) && why.code() == Code::kMismatch;
-  if (concerns_all_workers(why.code()) && !own && !worker.learner) return break_down(why);
+  if (concerns_all_workers(why.code()) && !own && !worker.learner) return fail_job(why);
   remove_workers({worker.index()}, why);
 }
 
-void Job::note_closed(const Worker& worker) {
+void Job::note_gone(const Worker& worker) {
   if (worker.holds_state) last_closed_ = worker.closed;
 }
 
 // Returns whether the last worker with the job's state has closed its session in good order, and `members`,
 // which are left, have joined meanwhile and do not have it yet.
-bool Job::is_without_state(const std::vector<MemberInfo>& members) const {
+bool Job::state_is_gone(const std::vector<MemberInfo>& members) const {
   return last_closed_ && std::none_of(members.begin(), members.end(), [this](const MemberInfo& member) {
            return workers[static_cast<size_t>(member.number)].holds_state;
          });
@@ -223,9 +223,9 @@ bool Job::is_without_state(const std::vector<MemberInfo>& members) const {
 void Job::end_without_state(const Status& why) {
   log->info("head: " + why.message() +
             "; the workers with the job's state are gone, and the last has left in good order");
-  end_for_all(Status(Code::kWorkerLost,
-                     "the other workers have closed their sessions while this one joined; start a new job")
-                  .with_rank(why.rank(), why.host()));
+  end_sessions(Status(Code::kWorkerLost,
+                      "the other workers have closed their sessions while this one joined; start a new job")
+                   .with_rank(why.rank(), why.host()));
 }
 
 // Closes the connections of evicted workers. Until then each may ask why it was evicted.
@@ -252,24 +252,24 @@ void Job::give_up_waiting(const Status& why) {
   // Until a worker comes back to this head, head_timeout limits the wait (FailureDetector).
   if (detector->no_worker_back() && is_running() && options.rejoin_timeout > transport::Duration{})
     return wait_for_others(why);
-  break_down(Status(why.code(), why.message() +
-                                    "; fewer than min_workers = " + std::to_string(options.min_workers) +
-                                    " were left, and within " + describe_duration(options.rejoin_timeout) +
-                                    " (rejoin_timeout) not enough others have joined")
-                 .with_rank(why.rank(), why.host()));
+  fail_job(Status(why.code(), why.message() +
+                                  "; fewer than min_workers = " + std::to_string(options.min_workers) +
+                                  " were left, and within " + describe_duration(options.rejoin_timeout) +
+                                  " (rejoin_timeout) not enough others have joined")
+               .with_rank(why.rank(), why.host()));
 }
 
 // ---- the end
 
-void Job::break_down(Status why) {
+void Job::fail_job(Status why) {
   if (!is_running()) return;
   log->error("head: the job cannot go on: " + why.message());
   cause_ = std::move(why);
-  end_for_all(cause_);
+  end_sessions(cause_);
 }
 
 // The sessions of all members fail with `why`.
-void Job::end_for_all(const Status& why) {
+void Job::end_sessions(const Status& why) {
   phase_ = Phase::kBroken;
   detector->stop();
   end_error_ = why;
@@ -315,7 +315,7 @@ void Job::end() {
                         : "head: the job is over");  // its failure was logged before
   durability.remove([this](const Status& status) {
     if (!status.ok()) log->warning("head: the record of the job was not removed: " + status.message());
-    record_is_removed();
+    on_record_removed();
   });
 }
 
@@ -328,7 +328,7 @@ void Job::stand_down(const Status& why, const std::set<ServerChannel*>& channels
     gathering->stop();
     for (ServerChannel* channel : channels) channel->close();
   }
-  record_is_removed();
+  on_record_removed();
 }
 
 void Job::on_end(std::function<void(const Status&)> ended) {
@@ -336,8 +336,8 @@ void Job::on_end(std::function<void(const Status&)> ended) {
   notify_end();
 }
 
-// Or it is another head's.
-void Job::record_is_removed() {
+// The record is removed, or belongs to another head.
+void Job::on_record_removed() {
   phase_ = std::max(phase_, Phase::kRemoved);
   notify_end();
 }
@@ -402,11 +402,11 @@ void Job::take_up(const transport::HeadRecord& record) {
 }
 
 // An announcement that is not durable must never be sent.
-void Job::store_failed(const Status& why) {
+void Job::on_store_failed(const Status& why) {
   announcements.drop_unreleased();
   if (phase_ >= Phase::kBroken) return announce_end();
-  break_down(Status(why.code(),
-                    "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
+  fail_job(Status(why.code(),
+                  "the head cannot keep its state (`head_state`), and ends the job: " + why.message()));
 }
 
 }  // namespace dsgd

@@ -47,7 +47,7 @@ class Job : public std::enable_shared_from_this<Job> {
   transport::StatusReply status() const;
 
   // ---- joining
-  void begin(std::vector<Gathering::Candidate> come);  // by rank
+  void begin(std::vector<Gathering::Candidate> candidates);  // by rank
   // A worker that waits for the job to begin aborts it: so all others that wait end, too. `respond` answers
   // the one that aborts.
   void abort(const transport::ServerChannel& channel, const Status& why, const transport::Responder& respond);
@@ -74,11 +74,11 @@ class Job : public std::enable_shared_from_this<Job> {
   // A worker's session has failed. A failure of all workers ends the job; otherwise the others go on without
   // it. A mismatch with a worker that joined later fails only that worker.
   void worker_failed(const Worker& worker, const Status& why);
-  void note_closed(const Worker& worker);  // once, when it leaves or is lost
+  void note_gone(const Worker& worker);  // once, when it leaves or is lost
 
   // ---- the end
   // The head's host leaves: answers it when all others know.
-  void host_leaves(const transport::Responder& respond) { host_leave_ = respond; }
+  void hold_answer_to_host(const transport::Responder& respond) { host_leave_ = respond; }
   // After each change: answers the Leave of the head's host if all others know, and ends the job if it is
   // over.
   void end_if_done();
@@ -92,6 +92,10 @@ class Job : public std::enable_shared_from_this<Job> {
   void take_up(const transport::HeadRecord& record);
 
  private:
+  // The end: fail_job() or end_without_state() -> end_sessions() (kBroken) -> end() when all connections have
+  // ended, or a lease later (kOver) -> on_record_removed() (kRemoved) -> notify_end() (kReported). From
+  // kRunning, end() also follows when all workers have left. abort() and init_timeout end a job that has not
+  // begun; stand_down() ends one without removing the record.
   enum class Phase {
     kGathering,
     kRunning,
@@ -101,20 +105,20 @@ class Job : public std::enable_shared_from_this<Job> {
     kReported,  // on_end() was called
   };
 
-  bool is_without_state(const std::vector<transport::MemberInfo>& members) const;
+  bool state_is_gone(const std::vector<transport::MemberInfo>& members) const;
   void end_without_state(const Status& why);
   void close_after_lease(const std::vector<size_t>& indices);
   void wait_for_others(const Status& why);
   void give_up_waiting(const Status& why);
-  void break_down(Status why);
-  void end_for_all(const Status& why);
+  void fail_job(Status why);
+  void end_sessions(const Status& why);
   void announce_end();
   void end_after_lease();
   void end();
-  void record_is_removed();
+  void on_record_removed();
   void notify_end();
   transport::HeadRecord record();
-  void store_failed(const Status& why);
+  void on_store_failed(const Status& why);
 
   transport::Loop& loop_;
   Phase phase_ = Phase::kGathering;
