@@ -156,7 +156,7 @@ void Joiner::attempt_failed(const Status& why) {
     report(WorkerReport::Kind::kWaiting,
            "the head at " + options_.head + " has gone (" + why.message() + "); before that: " + progress_);
   if (loop_.now() >= options_.deadline) return out_of_time();
-  if (why.code() == Code::kUnreachable && loop_.now() >= options_.look_again) return end(why);
+  if (why.code() == Code::kUnreachable && loop_.now() >= options_.try_hosting_at) return end(why);
   log_.debug("the head at " + options_.head + " cannot be joined yet: " + why.message());
   Duration wait{};
   head_ = (head_ + 1) % heads_.size();

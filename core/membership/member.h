@@ -21,7 +21,7 @@ struct MemberOptions {
   transport::Time deadline{};
   // From this time on a failed dial ends the join with kUnreachable, so that the worker can try to host the
   // head.
-  transport::Time look_again = transport::kNever;
+  transport::Time try_hosting_at = transport::kNever;
   std::optional<transport::Time> began = {};  // start of the first attempt, for messages
   std::string limit = "init_timeout";         // the setting that the deadline comes from, for messages
   std::string rank_origin = {};               // see Config::rank_origin()
@@ -54,8 +54,8 @@ class Member {
   // the status names that worker's rank.
   void on_broken(std::function<void(const Status&)> broken);
   // Reports that `rank` closed its session in good order. Steps from call `departure_call` on go on without
-  // it; 0: none can. If that worker hosted the head, the job has no head from then on, and the workers watch
-  // over each other. This is not a failure: all of them may be closing.
+  // it; 0: none can. If that worker hosted the head, the job has no head from then on, and the workers
+  // probe each other. This is not a failure: all of them may be closing.
   void on_left(std::function<void(int32_t rank, uint64_t departure_call)> left);
 
   // For a learner, after joined: the view that the head has last published, without workers that have left,

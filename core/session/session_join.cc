@@ -14,7 +14,7 @@ namespace dsgd {
 namespace {
 
 // How often a waiting worker tries whether the head's address is free. No promise depends on it.
-constexpr transport::Duration kLookAgain = std::chrono::milliseconds(200);
+constexpr transport::Duration kTryHostingEvery = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -125,10 +125,11 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
   };
   if (const Status status = worker->prepare(); !status.ok()) return in_words(status);
   for (;;) {
-    const transport::Time look_again = worker->may_host() ? loop().now() + kLookAgain : transport::kNever;
+    const transport::Time try_hosting_at =
+        worker->may_host() ? loop().now() + kTryHostingEvery : transport::kNever;
     auto joined = std::make_shared<Operation>(0, "dsgd_init", false);
     loop().run(
-        [this, deadline, limit, look_again, joined] {
+        [this, deadline, limit, try_hosting_at, joined] {
           if (membership != Membership::kJoining) return joined->end(failure);  // aborted or closed
           worker->join(
               deadline, limit,
@@ -136,7 +137,7 @@ Status Session::Impl::attempt_join(transport::Time deadline, const std::string& 
                 if (status.ok()) end_join(status);
                 if (!joined->done()) joined->end(status);
               },
-              look_again);
+              try_hosting_at);
         },
         joined->done_flag(), deadline + kSlack);
     if (!joined->done())

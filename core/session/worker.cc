@@ -184,13 +184,13 @@ void Worker::ran_out() {
 }
 
 void Worker::join(transport::Time deadline, const std::string& limit,
-                  std::function<void(const Status&)> joined, transport::Time look_again) {
+                  std::function<void(const Status&)> joined, transport::Time try_hosting_at) {
   joined_ = std::move(joined);
   watch_memory();
   if (solo_) return join_alone();
   if (!began_) began_ = network_->loop().now();
   member_ = std::make_unique<Member>(*network_, *heartbeat_network_,
-                                     member_options(deadline, limit, look_again), log_);
+                                     member_options(deadline, limit, try_hosting_at), log_);
   connect_member_to_engine();
   member_->join([this](const Result<transport::JoinReply>& reply) { end_join(reply); });
 }
@@ -207,7 +207,7 @@ void Worker::join_alone() {
 }
 
 MemberOptions Worker::member_options(transport::Time deadline, const std::string& limit,
-                                     transport::Time look_again) const {
+                                     transport::Time try_hosting_at) const {
   MemberOptions options;
   options.head = head_ ? head_listener_->address() : config_.text("head");
   options.hello.job = config_.text("job");
@@ -230,7 +230,7 @@ MemberOptions Worker::member_options(transport::Time deadline, const std::string
     address = host_of(config_.text("head")) + ":" + port_of(address);
   me.addresses = {address};
   options.deadline = deadline;
-  options.look_again = look_again;
+  options.try_hosting_at = try_hosting_at;
   options.began = began_;
   options.limit = limit;
   options.rank_origin = config_.rank_origin();

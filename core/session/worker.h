@@ -40,10 +40,10 @@ class Worker {
   Engine& engine() { return *engine_; }
   const Mesh* mesh() const { return mesh_.get(); }  // null: one worker
 
-  // Loop only. `joined` is called once. If the head cannot be reached after `look_again`, the join ends with
-  // kUnreachable. `limit`: the setting that the deadline comes from, for messages.
+  // Loop only. `joined` is called once. If the head cannot be reached after `try_hosting_at`, the join ends
+  // with kUnreachable. `limit`: the setting that the deadline comes from, for messages.
   void join(transport::Time deadline, const std::string& limit, std::function<void(const Status&)> joined,
-            transport::Time look_again = transport::kNever);
+            transport::Time try_hosting_at = transport::kNever);
   // Loop only: ends a join under way with `cause`. The head tells the other workers.
   void abort_join(const Status& cause);
   // Loop only.
@@ -67,7 +67,7 @@ class Worker {
   MeshOptions mesh_options();
   void join_alone();
   MemberOptions member_options(transport::Time deadline, const std::string& limit,
-                               transport::Time look_again) const;
+                               transport::Time try_hosting_at) const;
   void connect_member_to_engine();
   void end_join(const Result<transport::JoinReply>& reply);
   bool may_embed_head() const;
