@@ -269,8 +269,7 @@ void Heartbeat::expire() {
     return lose_head(
         Status(Code::kWorkerLost, options_.own_name + " is cut off: neither " + options_.head_name +
                                       " nor any other worker on another machine has answered for " +
-                                      describe_duration(silence) + " (lease)" +
-                                      last_error_note())
+                                      describe_duration(silence) + " (lease)" + last_error_note())
             .with_rank(options_.own_rank, options_.own_host));
   }
   fail_as_lost_head("has not answered for " + describe_duration(silence) +

@@ -151,12 +151,13 @@ void Member::Impl::send_leave(const Status& cause, uint64_t view, uint64_t depar
 
 void Member::Impl::call_leave() {
   if (!channel) return;
-  channel->call(leaving, leave_until,
-                while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
-                  if (!self.head_may_return(answer.status())) return self.left_job();
-                  if (self.phase == Phase::kLeaving && self.channel_number == number && self.channel)
-                    self.connection_lost(answer.status());
-                }));
+  channel->call(
+      leaving, leave_until,
+      while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
+        if (!self.head_may_return(answer.status())) return self.left_job();
+        if (self.phase == Phase::kLeaving && self.channel_number == number && self.channel)
+          self.connection_lost(answer.status());
+      }));
 }
 
 // The head knows (or is gone): the heartbeat ends, then the connection.

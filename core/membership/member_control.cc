@@ -16,17 +16,17 @@ namespace dsgd {
 void Member::Impl::watch(uint64_t sequence) {
   transport::Watch request;
   request.sequence = sequence;
-  channel->call(request, transport::kNever,
-                while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
-                  // While leaving, only the answer to Leave matters.
-                  if (self.over() || !self.channel || self.channel_number != number) return;
-                  if (answer.status().code() == Code::kEvicted) return self.break_down(answer.status());
-                  if (self.head_may_return(answer.status())) return self.connection_lost(answer.status());
-                  if (!answer.ok())
-                    return self.head_lost("was lost: " + answer.status().message(),
-                                          code_of_break(answer.status()));
-                  if (auto* news = std::get_if<WatchReply>(&answer.value())) self.on_news(*news);
-                }));
+  channel->call(
+      request, transport::kNever,
+      while_alive(weak_from_this(), [number = channel_number](Impl& self, const Result<Message>& answer) {
+        // While leaving, only the answer to Leave matters.
+        if (self.over() || !self.channel || self.channel_number != number) return;
+        if (answer.status().code() == Code::kEvicted) return self.break_down(answer.status());
+        if (self.head_may_return(answer.status())) return self.connection_lost(answer.status());
+        if (!answer.ok())
+          return self.head_lost("was lost: " + answer.status().message(), code_of_break(answer.status()));
+        if (auto* news = std::get_if<WatchReply>(&answer.value())) self.on_news(*news);
+      }));
 }
 
 void Member::Impl::on_news(const WatchReply& news) {
@@ -222,7 +222,8 @@ void Member::Impl::break_down(const Status& why) {
   stop_reconnector();
   phase = Phase::kBroken;
   break_cause = why;
-  log->info("the job cannot go on: " + break_cause.message());  // the session, which fails with it, logs the error
+  // The session, which fails with it, logs the error.
+  log->info("the job cannot go on: " + break_cause.message());
   stop_heartbeat({});
   deliver_broken();
 }

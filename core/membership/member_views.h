@@ -21,7 +21,7 @@ class MemberViews {
   // The present view without workers that have left, and with this one as the last.
   transport::JoinReply present_with_learner() const;
 
-  int32_t number() const;  // of this worker; -1: it has not joined
+  int32_t number() const;                    // of this worker; -1: it has not joined
   const transport::MemberInfo& own() const;  // this worker in the present view
   const transport::MemberInfo& own_at_join() const;
   std::string head_host() const;  // empty: the head runs by itself
