@@ -95,7 +95,7 @@ Result<std::shared_ptr<DeviceEvent>> EventPool::take(Device& device) {
 // Outlives BufferCopier, since a lane may be finished after it.
 struct BufferCopier::Anchor {
   transport::Poster poster;
-  BufferCopier* copies;  // touched on the loop only
+  BufferCopier* copier;  // touched on the loop only
 };
 
 Result<std::shared_ptr<BufferCopier::Lane>> BufferCopier::Lane::make(Device& device) {
@@ -117,14 +117,14 @@ BufferCopier::BufferCopier(transport::Loop& loop, transport::Duration timeout)
 BufferCopier::~BufferCopier() { close(); }
 
 void BufferCopier::close() {
-  if (!anchor_->copies) return;
+  if (!anchor_->copier) return;
   if (failed_.ok()) failed_ = Status(Code::kClosed, "the session was closed");
   while (!copies_.empty()) {
-    const ActivePtr copy = copies_.front();
-    end(copy, copy->cause.ok() ? failed_ : copy->cause);
+    const ActivePtr active = copies_.front();
+    end(active, active->cause.ok() ? failed_ : active->cause);
   }
   anchor_->poster.close();
-  anchor_->copies = nullptr;
+  anchor_->copier = nullptr;
   waiter_.close();
 }
 
@@ -143,8 +143,8 @@ void BufferCopier::start(Copy copy, Then then) {
 void BufferCopier::fail(const Status& cause) {
   if (!failed_.ok()) return;
   failed_ = cause;
-  for (const ActivePtr& copy : std::list<ActivePtr>(copies_))
-    if (!copy->ended) give_up(copy, cause, timeout_);
+  for (const ActivePtr& active : std::list<ActivePtr>(copies_))
+    if (!active->ended) give_up(active, cause, timeout_);
 }
 
 void BufferCopier::when_idle(std::function<void()> then) {
@@ -168,12 +168,12 @@ BufferCopier::Lanes& BufferCopier::lanes_of(const std::shared_ptr<Device>& devic
 void BufferCopier::supply(Lanes& lanes) {
   if (std::exchange(lanes.supplying, true)) return;
   while (!lanes.waiting.empty() && !lanes.free.empty()) {
-    const ActivePtr copy = lanes.waiting.front();
+    const ActivePtr active = lanes.waiting.front();
     lanes.waiting.pop_front();
-    if (copy->ended) continue;
-    copy->lane = std::move(lanes.free.back());
+    if (active->ended) continue;
+    active->lane = std::move(lanes.free.back());
     lanes.free.pop_back();
-    begin(copy);
+    begin(active);
   }
   lanes.supplying = false;
   while (lanes.free.size() + lanes.coming < lanes.waiting.size() + 1 && lanes.usable + lanes.coming < kLanes)
@@ -197,8 +197,8 @@ void BufferCopier::make_lanes(Lanes& lanes) {
       }
     }
     anchor->poster.post([anchor, key, count, made, status] {
-      if (!anchor->copies) return;
-      Lanes& lanes = *anchor->copies->lanes_.at(key);
+      if (!anchor->copier) return;
+      Lanes& lanes = *anchor->copier->lanes_.at(key);
       lanes.coming -= count;
       lanes.usable += made->size();
       lanes.made = lanes.made || !made->empty();
@@ -209,12 +209,12 @@ void BufferCopier::make_lanes(Lanes& lanes) {
       if (made->empty()) {
         while (!lanes.waiting.empty() && lanes.waiting.front()->ended) lanes.waiting.pop_front();
         if (lanes.waiting.empty()) return;
-        const ActivePtr copy = lanes.waiting.front();
+        const ActivePtr active = lanes.waiting.front();
         lanes.waiting.pop_front();
-        anchor->copies->end(copy, status);
+        anchor->copier->end(active, status);
         if (lanes.waiting.empty()) return;  // none is needed now; the next copy tries again
       }
-      anchor->copies->supply(lanes);
+      anchor->copier->supply(lanes);
     });
   });
 }
@@ -230,37 +230,37 @@ void BufferCopier::put_back(const std::shared_ptr<Lane>& lane) {
 
 // ---- copies
 
-void BufferCopier::begin(const ActivePtr& copy) {
-  const std::shared_ptr<Lane> lane = copy->lane;
-  auto passed = copy->copy.after->done();
-  if (!passed.ok()) return end(copy, passed.status());
-  if (passed.value()) return advance(copy);
-  if (Status status = lane->queue->wait(*copy->copy.after); !status.ok()) return end(copy, status);
+void BufferCopier::begin(const ActivePtr& active) {
+  const std::shared_ptr<Lane> lane = active->lane;
+  auto passed = active->copy.after->done();
+  if (!passed.ok()) return end(active, passed.status());
+  if (passed.value()) return advance(active);
+  if (Status status = lane->queue->wait(*active->copy.after); !status.ok()) return end(active, status);
   lane->blocked = true;
   --lane->lanes->usable;
   ++lane->waits;
-  waiter_.after(copy->device(), *lane->queue, *lane->passed, transport::kNever,
-                [this, copy, lane](const Status& status) {
+  waiter_.after(active->device(), *lane->queue, *lane->passed, transport::kNever,
+                [this, active, lane](const Status& status) {
                   --lane->waits;
                   lane->blocked = false;
                   ++lane->lanes->usable;
                   lane->broken = !status.ok();
-                  if (copy->ended) return put_back(lane);
-                  status.ok() ? advance(copy) : end(copy, status);
+                  if (active->ended) return put_back(lane);
+                  status.ok() ? advance(active) : end(active, status);
                 });
   if (lane->blocked) supply(*lane->lanes);  // others may go on
 }
 
 // Without recursion, since pieces may land within the calls below.
-void BufferCopier::advance(const ActivePtr& copy) {
-  if (std::exchange(copy->advancing, true)) return;
+void BufferCopier::advance(const ActivePtr& active) {
+  if (std::exchange(active->advancing, true)) return;
   for (bool again = true; again;) {
     again = false;
-    for (size_t slot = 0; slot < kSlots; ++slot) again = next_piece(copy, slot) || again;
+    for (size_t slot = 0; slot < kSlots; ++slot) again = next_piece(active, slot) || again;
   }
-  copy->advancing = false;
-  if (copy->busy > 0) return;
-  end(copy, copy->cause);
+  active->advancing = false;
+  if (active->busy > 0) return;
+  end(active, active->cause);
 }
 
 // Ends a piece that has landed, and begins another. Returns whether that has landed already.
@@ -301,42 +301,43 @@ bool BufferCopier::next_piece(const ActivePtr& active, size_t index) {
   return slot.state == Lane::Slot::kLanded;
 }
 
-void BufferCopier::time_out(const ActivePtr& copy) {
-  copy->timer = 0;
-  const Copy& late = copy->copy;
-  const std::string& device = copy->device();
+void BufferCopier::time_out(const ActivePtr& active) {
+  active->timer = 0;
+  const Copy& late = active->copy;
+  const std::string& device = active->device();
   std::string why;
-  if (!copy->lane) {
+  if (!active->lane) {
     why = "no pinned memory of " + device + " became free within " + late.limit +
           "; a stream of the host may be blocked";
-  } else if (copy->lane->blocked) {
+  } else if (active->lane->blocked) {
     why = "the work that `stream` held on " + device + " at the call has not ended within " + late.limit +
           ", so the buffer was not " + (late.to_host ? "read" : "written");
   } else {
     why = device + " has not finished copying the buffer within " + late.limit;
   }
-  give_up(copy, Status(Code::kTimeout, why), kLastPiece);
+  give_up(active, Status(Code::kTimeout, why), kLastPiece);
 }
 
-void BufferCopier::give_up(const ActivePtr& copy, const Status& cause, transport::Duration timeout) {
-  if (copy->busy == 0) return end(copy, cause);
-  if (copy->cause.ok()) copy->cause = cause;
-  if (copy->timer) loop_.cancel(copy->timer);
-  copy->timer = loop_.schedule(loop_.now() + timeout, [this, copy] {
-    copy->timer = 0;
-    end(copy,
-        Status(copy->cause.code(), copy->cause.message() + "; " + copy->device() +
-                                       " hangs, and may still use the buffer until the session is freed")
-            .with_rank(copy->cause.rank(), copy->cause.host()));
+void BufferCopier::give_up(const ActivePtr& active, const Status& cause, transport::Duration timeout) {
+  if (active->busy == 0) return end(active, cause);
+  if (active->cause.ok()) active->cause = cause;
+  if (active->timer) loop_.cancel(active->timer);
+  active->timer = loop_.schedule(loop_.now() + timeout, [this, active] {
+    active->timer = 0;
+    end(active,
+        Status(active->cause.code(),
+               active->cause.message() + "; " + active->device() +
+                   " hangs, and may still use the buffer until the session is freed")
+            .with_rank(active->cause.rank(), active->cause.host()));
   });
 }
 
-void BufferCopier::end(const ActivePtr& copy, const Status& status) {
-  if (std::exchange(copy->ended, true)) return;
-  if (copy->timer) loop_.cancel(std::exchange(copy->timer, 0));
-  copies_.remove(copy);
-  if (const auto lane = std::exchange(copy->lane, nullptr)) put_back(lane);
-  std::exchange(copy->then, nullptr)(status);
+void BufferCopier::end(const ActivePtr& active, const Status& status) {
+  if (std::exchange(active->ended, true)) return;
+  if (active->timer) loop_.cancel(std::exchange(active->timer, 0));
+  copies_.remove(active);
+  if (const auto lane = std::exchange(active->lane, nullptr)) put_back(lane);
+  std::exchange(active->then, nullptr)(status);
   if (copies_.empty() && idle_) std::exchange(idle_, nullptr)();
 }
 

@@ -72,12 +72,12 @@ class BufferCopier {
   void supply(Lanes& lanes);
   void make_lanes(Lanes& lanes);
   void put_back(const std::shared_ptr<Lane>& lane);
-  void begin(const ActivePtr& copy);
-  void advance(const ActivePtr& copy);
-  bool next_piece(const ActivePtr& copy, size_t slot);
-  void time_out(const ActivePtr& copy);
-  void give_up(const ActivePtr& copy, const Status& cause, transport::Duration timeout);
-  void end(const ActivePtr& copy, const Status& status);
+  void begin(const ActivePtr& active);
+  void advance(const ActivePtr& active);
+  bool next_piece(const ActivePtr& active, size_t slot);
+  void time_out(const ActivePtr& active);
+  void give_up(const ActivePtr& active, const Status& cause, transport::Duration timeout);
+  void end(const ActivePtr& active, const Status& status);
 
   transport::Loop& loop_;
   const transport::Duration timeout_;
