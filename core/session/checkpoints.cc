@@ -68,7 +68,7 @@ void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<v
       shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
       transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
       [this, checkpoint, take](const Status& status, const Calls::Parts& all) {
-        if (state_.leaves_to_reports(*checkpoint->call)) return;
+        if (state_.defer_to_reports(*checkpoint->call)) return;
         if (!status.ok()) return queue_.end(checkpoint, status);
         Reports reports;
         for (size_t rank = 0; rank < all.size(); ++rank) {

@@ -131,7 +131,7 @@ void EngineState::prepare(PreparedChange change) {
   if (options.views_change && mesh && !prepared) prepared = std::move(change);
 }
 
-bool EngineState::leaves_to_reports(const Call& call) {
+bool EngineState::defer_to_reports(const Call& call) {
   if (!has_prepared(call)) return false;
   if (phase != ViewPhase::kEntering) {
     prepared.reset();

@@ -123,10 +123,10 @@ struct EngineState {
   // Keeps `change` for a change of the view, if views change and no other one is prepared.
   void prepare(PreparedChange change);
   bool has_prepared(const Call& call) const { return prepared && prepared->call.number == call.number; }
-  // Called when the exchange after prepare() has ended. Returns whether the change of this call is left to
-  // the reports of a new view; the call then still ends by its deadline. Else this worker knows the result
-  // now, and no longer keeps the change.
-  bool leaves_to_reports(const Call& call);
+  // Call when the exchange after prepare() has ended. If the view is changing, keeps the change until the
+  // reports of the new view decide, and returns true; the call still ends by its deadline. Otherwise drops
+  // the prepared change and returns false: this worker knows the result.
+  bool defer_to_reports(const Call& call);
   // This worker rejects the channel's next call, which all workers make together.
   void reject_next_call(uint32_t channel, const std::string& name, const Status& why);
 

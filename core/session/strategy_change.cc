@@ -65,7 +65,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
       call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
       "dsgd_strategy_set",
       [this, call, plan, unusable, done, change](const Status& status, const Calls::Parts& all) {
-        if (state_.leaves_to_reports(*call)) return;
+        if (state_.defer_to_reports(*call)) return;
         if (!status.ok()) return done(status);
         for (size_t rank = 1; rank < all.size(); ++rank) {
           if (all[rank] == all[0]) continue;
@@ -94,7 +94,7 @@ void StrategyChange::agree_on_moved_state(const std::shared_ptr<Call>& call, con
   state_.calls.exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 1), {},
                         "dsgd_strategy_set",
                         [this, call, agreed = std::move(agreed)](const Status& status, const Calls::Parts&) {
-                          if (!state_.leaves_to_reports(*call)) agreed(status);
+                          if (!state_.defer_to_reports(*call)) agreed(status);
                         });
 }
 
