@@ -38,7 +38,7 @@ class Checkpoints {
   // A load may fail on one worker, and a change of the view may then end it on another with kViewChanged. The
   // first one does not repeat it. So the workers of the new view report how many loads have ended on each,
   // and the code of the last one. On a worker that has ended fewer, the repeated call fails with that code.
-  void report(transport::ViewReport* mine) const;
+  void add_to_report(transport::ViewReport* mine) const;
   void take_reports(const std::vector<transport::ViewReport>& reports);
 
   bool idle() const { return queue_.idle(); }  // no call is in flight

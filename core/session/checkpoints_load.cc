@@ -126,7 +126,7 @@ void Checkpoints::log_no_load() const {
   state_.log->info("dsgd_checkpoint_load does nothing: this worker joined a running job and has its state");
 }
 
-void Checkpoints::report(transport::ViewReport* mine) const {
+void Checkpoints::add_to_report(transport::ViewReport* mine) const {
   mine->loads = loads_;
   mine->load_result = load_result_;
 }

@@ -293,7 +293,7 @@ void Engine::on_peer_unreachable(int32_t rank, const Status& error, const Status
 // `silent`: as in on_peer_unreachable().
 void Engine::await_verdict(const Status& error, int32_t peer, const Status& network_error, bool silent) {
   if (!state_.failure.ok()) return;
-  if (!on_loss_ || !on_loss_(peer, network_error, silent)) return fail(error, true);
+  if (!report_loss_ || !report_loss_(peer, network_error, silent)) return fail(error, true);
   fail_without_verdict(error, peer, silent, state_.loop.now());
 }
 

@@ -45,29 +45,31 @@ class Engine final : public SessionEvents {
   void before_failure(std::function<void(const Status&)> call) { before_failure_ = std::move(call); }
   // `call` is called once, when all operations have ended with the failure.
   void after_failure(std::function<void(const Status&)> call) { after_failure_ = std::move(call); }
-  // Sets the function that reports the possible loss of a worker. `unreachable`: the peer that this worker
-  // cannot reach, because of `cause`; -1: another worker has noticed the loss. `loss` returns true if the
-  // head decides which worker is lost. Its verdict then follows, by fail() or change_view(); if none has come
-  // when it is due, the session fails with its own error. `silent`: as in on_peer_unreachable(); if the peer
-  // has answered by then, the session goes on.
-  void on_loss(std::function<bool(int32_t unreachable, const Status& cause, bool silent)> loss) {
-    on_loss_ = std::move(loss);
+  // `report` reports the possible loss of a worker. `unreachable`: the peer that this worker cannot reach,
+  // because of `cause`; -1: another worker has noticed the loss. It returns true if the head decides which
+  // worker is lost. Its verdict then follows, by fail() or change_view(); if none has come when it is due,
+  // the session fails with its own error. `silent`: as in on_peer_unreachable(); if the peer has answered by
+  // then, the session goes on.
+  void use_loss_report(std::function<bool(int32_t unreachable, const Status& cause, bool silent)> report) {
+    report_loss_ = std::move(report);
   }
   // `due` says when the head's verdict on a loss reported at that time is due.
-  void on_verdict_due(std::function<transport::Time(transport::Time)> due) { verdict_due_ = std::move(due); }
+  void use_verdict_due(std::function<transport::Time(transport::Time)> due) { verdict_due_ = std::move(due); }
 
   // This worker is a learner: it joins a running job. start() fetches the state of the workers of the
   // `present` view, and then calls `enter`, which asks the head for a view with this worker; change_view() or
   // fail_start() follows. Other collectives fail until start() has ended.
-  void join_later(std::function<transport::JoinReply()> present, std::function<void()> enter) {
-    present_view_ = std::move(present), enter_ = std::move(enter);
+  void join_running_job(std::function<transport::JoinReply()> present, std::function<void()> enter) {
+    present_view_ = std::move(present);
+    enter_ = std::move(enter);
     state_.phase = ViewPhase::kOutside;
   }
   // `held` is called when this worker, which has joined, has the job's state.
   void on_state_held(std::function<void()> held) { on_state_held_ = std::move(held); }
   bool outside_view() const { return state_.phase == ViewPhase::kOutside; }
   void fail_start(const Status& why);
-  void check_sources();  // `present` has changed: it may lack a worker whose state this one fetches
+  // Call when the present view has changed: a worker whose state is being fetched may have left it.
+  void check_sources();
 
   // `changed` is called when the job goes on in another view, and ranks are those of it.
   void on_view(std::function<void(const transport::JoinReply& view)> changed) {
@@ -184,8 +186,12 @@ class Engine final : public SessionEvents {
   const Status& divergence() const { return last_values_.divergence(); }  // found as it closed
   // The last call on the loop: nothing is posted to it any more. Timers that are left end with it.
   void detach_from_loop() {
-    waiter_.close(), buffer_copier_.close(), state_.staging_queue.close(), state_.step.close();
-    state_.stalls.close(), checkpoints_.close();
+    waiter_.close();
+    buffer_copier_.close();
+    state_.staging_queue.close();
+    state_.step.close();
+    state_.stalls.close();
+    checkpoints_.close();
   }
   bool idle() const;  // no operation is in flight
   bool all_sent() const { return !state_.mesh || state_.mesh->peers.all_sent(); }
@@ -215,7 +221,7 @@ class Engine final : public SessionEvents {
   struct NextView {
     transport::JoinReply view;
     Status why;
-    std::vector<std::pair<int32_t, uint64_t>> departures;  // that came after it
+    std::vector<std::pair<int32_t, uint64_t>> departures;  // reported after this view was published
   };
   void step_ended(const Status& status, const StepResult& result, const StepDone& done);
   // Returns what a call about an object waits for, for StallWatch.
@@ -231,13 +237,13 @@ class Engine final : public SessionEvents {
   Status view_changed(const transport::JoinReply& view) const;
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
-  void report();
+  void begin_agreement();
   void send_report(const std::shared_ptr<Call>& call);
   void apply_prepared(const std::shared_ptr<Call>& call, uint64_t change);
   void on_missing_report(const std::shared_ptr<Call>& call, const Status& why);
   void on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded);
-  void report_samples(transport::ViewReport* mine) const;
-  Status deal_samples(const std::vector<transport::ViewReport>& reports, bool over);
+  void add_samples(transport::ViewReport* mine) const;
+  Status deal_samples(const std::vector<transport::ViewReport>& reports, bool epoch_over);
   void copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecision& decision,
                        const std::vector<transport::ViewReport>& reports);
   void start_again(const std::vector<transport::ViewReport>& reports);
@@ -275,7 +281,7 @@ class Engine final : public SessionEvents {
   Failing failing_ = Failing::kNo;  // kRunning while fail() ends all operations; kDone: all have ended
   bool tell_peers_ = false;
   std::function<void(const Status&)> before_failure_, after_failure_;
-  std::function<bool(int32_t, const Status&, bool)> on_loss_;
+  std::function<bool(int32_t, const Status&, bool)> report_loss_;
   std::function<transport::Time(transport::Time)> verdict_due_;
 
   uint64_t last_step_call_ = 0;  // of the last step that succeeded
@@ -287,7 +293,7 @@ class Engine final : public SessionEvents {
   std::atomic<uint64_t> reported_view_ = 1;             // that the host knows; written on the loop
   std::function<void()> enter_;                         // of a learner
   std::function<transport::JoinReply()> present_view_;  // of a learner
-  uint64_t agreement_watch_ = 0;  // a ticket of StallWatch; 0: they are not about to agree
+  uint64_t agreement_watch_ = 0;  // a ticket of StallWatch; 0: no agreement is in progress
   std::function<void()> on_state_held_;
 
   // The end of the session.

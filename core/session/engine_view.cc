@@ -78,8 +78,8 @@ Status Engine::admit_call() {
   return view_changed(state_.mesh->members().view());
 }
 
-// Whether collectives of the host are open, rather than a start, which begins again, or a checkpoint of an
-// interval. A prepared change does not count: the host may not see that the view has changed.
+// Returns whether the change of the view fails a collective of the host. A start is repeated, a checkpoint of
+// an interval is dsgd's own, and the host may not notice a prepared change; these do not count.
 bool Engine::has_host_calls() const {
   for (uint32_t channel = start_.pending() ? 1 : 0; channel < kCheckpointChannel; ++channel) {
     const bool prepares = state_.prepared && channel_of(state_.prepared->call.number) == channel;
@@ -117,7 +117,8 @@ void Engine::enter_view() {
   if (on_view_) on_view_(next.view);
   for (const auto& [rank, call] : next.departures) state_.mesh->peers.note_departure(rank, call);
   state_.step.when_devices_done(
-      waiter_, state_.in_view([this](const Status& status) { status.ok() ? report() : fail(status, true); }));
+      waiter_, state_.in_view(
+                   [this](const Status& status) { status.ok() ? begin_agreement() : fail(status, true); }));
 }
 
 // A learner is in a view for the first time. It has nothing to end.
@@ -130,10 +131,10 @@ void Engine::enter_first_view(const JoinReply& view, const Status& why) {
   state_.mesh->change_view(view, why);
   objects_.change_view(why);  // numbers of its puts are those of this view
   if (on_view_) on_view_(view);
-  report();
+  begin_agreement();
 }
 
-void Engine::report() {
+void Engine::begin_agreement() {
   // Uses a call number above all host calls, different in each view.
   const auto call = state_.calls.make(call_number(0, kCallsOfAChannel - view()));
   agreement_watch_ = state_.stalls.begin([this, number = call->number] {
@@ -164,8 +165,8 @@ void Engine::send_report(const std::shared_ptr<Call>& call) {
   }
   mine.outcome = state_.last_result;
   mine.calls = state_.calls.next_indexes();
-  checkpoints_.report(&mine);
-  report_samples(&mine);
+  checkpoints_.add_to_report(&mine);
+  add_samples(&mine);
   mine.applied_change = state_.applied_change;
   mine.prepared_change = state_.prepared ? state_.prepared->call.number : 0;
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
@@ -262,7 +263,7 @@ void Engine::copy_and_resume(const std::shared_ptr<Call>& call, const ViewDecisi
 
 // ---- the samples of data shards
 
-void Engine::report_samples(ViewReport* mine) const {
+void Engine::add_samples(ViewReport* mine) const {
   if (!state_.shards) return;
   constexpr size_t kRest = 4096;  // of a report
   transport::SampleReport samples = state_.shards->report(state_.step.running());
@@ -276,8 +277,8 @@ void Engine::report_samples(ViewReport* mine) const {
   mine->samples.assign(data, data + bytes.size());
 }
 
-// `over`: the last step has ended an epoch.
-Status Engine::deal_samples(const std::vector<ViewReport>& reports, bool over) {
+// `epoch_over`: the last step has ended an epoch.
+Status Engine::deal_samples(const std::vector<ViewReport>& reports, bool epoch_over) {
   if (!state_.shards) return {};
   std::vector<transport::SampleReport> samples;
   std::vector<uint64_t> steps;
@@ -293,7 +294,7 @@ Status Engine::deal_samples(const std::vector<ViewReport>& reports, bool over) {
     samples.back() = std::move(theirs).value();
   }
   const bool joins = state_.shards->waits_for_others();
-  if (!state_.shards->deal(samples, steps, over)) {
+  if (!state_.shards->deal(samples, steps, epoch_over)) {
     const std::string why =
         "because of too many workers or data shards, the report of a worker about its samples is longer than "
         "64 KiB";

@@ -19,7 +19,7 @@ namespace dsgd {
 // On the loop.
 class LastStep {
  public:
-  // `verdict_due`: as in Engine::on_verdict_due().
+  // `verdict_due`: as in Engine::use_verdict_due().
   LastStep(transport::Loop& loop, transport::Duration lease, std::shared_ptr<Log> log,
            std::function<transport::Time(transport::Time)> verdict_due)
       : loop_(loop), lease_(lease), log_(std::move(log)), verdict_due_(std::move(verdict_due)) {}

@@ -255,13 +255,13 @@ void Worker::connect_member_to_engine() {
     engine_->check_sources();
   });
   engine_->on_view(take_view);
-  engine_->on_loss([this](int32_t unreachable, const Status& cause, bool silent) {
+  engine_->use_loss_report([this](int32_t unreachable, const Status& cause, bool silent) {
     if (!member_) return false;
     if (unreachable < 0) return member_->has_head();
     const auto& members = mesh_->members().view().members;
     return member_->report_cut(members[static_cast<size_t>(unreachable)].worker_id, cause, silent);
   });
-  engine_->on_verdict_due(
+  engine_->use_verdict_due(
       [this](transport::Time reported) { return member_ ? member_->verdict_due(reported) : reported; });
   engine_->on_state_held([this] { send_progress(); });
   engine_->after_failure([this](const Status& why) {
@@ -275,7 +275,7 @@ void Worker::end_join(const Result<transport::JoinReply>& reply) {
   if (reply.ok()) {
     enter(reply.value());
     if (view_.learner) {
-      engine_->join_later(
+      engine_->join_running_job(
           [this] { return member_->present_view(); },
           [this] { member_->enter([this](const Status& why) { engine_->fail_start(why); }); });
     } else {
@@ -285,7 +285,7 @@ void Worker::end_join(const Result<transport::JoinReply>& reply) {
   if (status.ok()) {
     log_->info("rank " + std::to_string(view_.rank) + " of " + std::to_string(view_.members.size()) +
                ", view " + std::to_string(view_.view));
-    report_progress();
+    keep_sending_progress();
   }
   std::exchange(joined_, nullptr)(status);
 }
@@ -301,10 +301,11 @@ void Worker::send_progress() {
 }
 
 // For `dsgd status`, and for the head to find stragglers.
-void Worker::report_progress() {
+void Worker::keep_sending_progress() {
   if (!member_) return;  // the session ends
   send_progress();
-  network_->loop().schedule(network_->loop().now() + heartbeat_interval_, [this] { report_progress(); });
+  network_->loop().schedule(network_->loop().now() + heartbeat_interval_,
+                            [this] { keep_sending_progress(); });
 }
 
 void Worker::abort_join(const Status& cause) {

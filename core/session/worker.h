@@ -74,7 +74,7 @@ class Worker {
   Status embed_head();
   void enter(const transport::JoinReply& view);
   void choose_spin();
-  void report_progress();  // at intervals
+  void keep_sending_progress();  // once per heartbeat_interval
   void send_progress();
   void watch_memory();
   void ran_out();

@@ -59,7 +59,10 @@ class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flus
   void send_raw(std::vector<uint8_t> bytes);
   void limit_frames(size_t nbytes) { reader_.limit_frames(nbytes); }
   // Both sides, from the first frame on.
-  void use_checksums() { reader_.use_checksums(), writer_.use_checksums(); }
+  void use_checksums() {
+    reader_.use_checksums();
+    writer_.use_checksums();
+  }
   void send_goodbye();  // the last message; what RPC sends after it is dropped
   void push_out();      // writes what is held back to be batched with the next message
   void end_writing();   // after all is written
