@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kWord = sizeof(capnp::word);
 constexpr size_t kDirectBytes = 4096;  // less than this is read ahead, with the start of the next frame
 constexpr size_t kControlReserve = 32 << 20;  // beyond receive_memory, for frames that are not bulk
+constexpr size_t kUnlimited = SIZE_MAX / 4;   // does not overflow when it is added to
 // Bytes of a payload that are read and then summed while they are in the cache.
 constexpr size_t kSumBytes = 128 << 10;
 
@@ -67,11 +68,11 @@ FrameReader::FrameReader(ReadShared& shared, Landing* landing)
 
 FrameReader::~FrameReader() { *self_ = nullptr; }
 
-void ReadShared::feed() {
-  for (Starving* reader : std::exchange(starving, {})) reader->memory_freed();
+void ReadShared::wake_memory_waiters() {
+  for (MemoryWaiter* reader : std::exchange(memory_waiters, {})) reader->memory_freed();
 }
 
-Landed* FrameReader::landed(const void* data) {
+PayloadSlot* FrameReader::slot_of(const void* data) {
   if (!ZeroRegion::contains(data)) return nullptr;
   const size_t slot = ZeroRegion::slot(data);
   return slot < slots_.size() ? &slots_[slot] : nullptr;
@@ -80,13 +81,13 @@ Landed* FrameReader::landed(const void* data) {
 void FrameReader::discard(uint64_t operation, const Status& why) {
   if (state_ == State::kPayload && sink_ && slots_[frame_->slot_].header.operation == operation) {
     sink_ = nullptr;
-    where_ = Where::kNowhere;
+    target_ = Target::kDiscarded;
   }
   // Chunks that have landed but are not dispatched yet are discarded, too.
-  for (Landed& landed : slots_) {
-    if (landed.header.operation == operation && !landed.discarded) {
-      landed.discarded = true;
-      landed.why = why;
+  for (PayloadSlot& slot : slots_) {
+    if (slot.header.operation == operation && !slot.discarded) {
+      slot.discarded = true;
+      slot.why = why;
     }
   }
 }
@@ -164,9 +165,9 @@ ReadOutcome FrameReader::read_table(Stream stream, Status* error) {
     sizes_[i] = number(i + 1);
     total_ += sizes_[i] * kWord;
   }
-  if (total_ > largest_) {
+  if (total_ > max_frame_bytes_) {
     *error = Status(Code::kLimit, "a message has " + std::to_string(total_) + " bytes, at most " +
-                                      std::to_string(largest_) + " are accepted");
+                                      std::to_string(max_frame_bytes_) + " are accepted");
     return ReadOutcome::kError;
   }
   input_.skip(bytes + checksum);
@@ -180,9 +181,10 @@ ReadOutcome FrameReader::read_table(Stream stream, Status* error) {
   return ReadOutcome::kDone;
 }
 
-// A connection that holds nothing may always have one frame, or none could ever go on; one that does waits.
+// A connection without frames may exceed the limit by one frame, so that it can always go on. Others wait for
+// memory.
 ReadOutcome FrameReader::get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error) {
-  *buffer = BufferPool::get(shared_.pool, want_, live_frames_ == 0 ? SIZE_MAX / 4 : beyond);
+  *buffer = BufferPool::get(shared_.pool, want_, live_frames_ == 0 ? kUnlimited : beyond);
   if (*buffer) return ReadOutcome::kDone;
   if (live_frames_ > 0) return ReadOutcome::kStarved;
   *error = Status(Code::kNoMemory, "no memory for a message of " + std::to_string(want_) + " bytes");
@@ -246,7 +248,7 @@ int FrameReader::take_slot() {
   }
   const int slot = free_slots_.back();
   free_slots_.pop_back();
-  slots_[slot] = Landed();
+  slots_[slot] = PayloadSlot();
   return slot;
 }
 
@@ -299,19 +301,19 @@ ReadOutcome FrameReader::begin_payload() {
     shared_.landing_missed.fetch_add(1, std::memory_order_relaxed);
   }
   if (sink_) {
-    where_ = Where::kPieces;
+    target_ = Target::kPieces;
     place_ = sink_->destination(0, nbytes_);
-    if (sink_ && place_) where_ = Where::kPlace;  // destination() itself may have discarded
+    if (sink_ && place_) target_ = Target::kInPlace;  // destination() itself may have discarded
   } else if (refused.ok()) {
-    where_ = Where::kBuffer;
+    target_ = Target::kPooled;
     state_ = State::kPayloadMemory;
     return ReadOutcome::kDone;
   } else {
     slots_[slot].discarded = true;
     slots_[slot].why = refused;
-    where_ = Where::kNowhere;
+    target_ = Target::kDiscarded;
   }
-  show_payload();
+  set_payload_segment();
   return ReadOutcome::kDone;
 }
 
@@ -320,13 +322,13 @@ ReadOutcome FrameReader::get_payload_memory(Status* error) {
   if (outcome != ReadOutcome::kDone) return outcome;
   state_ = State::kPayload;
   if (frame_->slot_ >= 0) free_slots_.push_back(std::exchange(frame_->slot_, -1));
-  show_payload();
+  set_payload_segment();
   return ReadOutcome::kDone;
 }
 
-void FrameReader::show_payload() {
+void FrameReader::set_payload_segment() {
   frame_->segments_[1] =
-      where_ == Where::kBuffer
+      target_ == Target::kPooled
           ? kj::arrayPtr(reinterpret_cast<const capnp::word*>(frame_->payload_.data()), sizes_[1])
           : kj::arrayPtr(ZeroRegion::begin() + frame_->slot_, sizes_[1]);
 }
@@ -336,13 +338,13 @@ ReadOutcome FrameReader::read_payload(Stream stream, Status* error) {
     // Where the next bytes go, and how many may.
     std::byte* to = shared_.scratch;
     size_t room = std::min(want_ - got_, ReadShared::kScratchBytes);
-    if (where_ == Where::kBuffer) {
+    if (target_ == Target::kPooled) {
       to = frame_->payload_.data() + got_;
       room = want_ - got_;
-    } else if (where_ == Where::kPlace && got_ < nbytes_) {
+    } else if (target_ == Target::kInPlace && got_ < nbytes_) {
       to = place_ + got_;
       room = nbytes_ - got_;  // the padding goes to the scratch
-    } else if (where_ == Where::kPieces && got_ < nbytes_) {
+    } else if (target_ == Target::kPieces && got_ < nbytes_) {
       std::memcpy(to, carry_.data(), carried_);
       to += carried_;
       room = std::min(nbytes_ - got_, ReadShared::kScratchBytes - carried_);
@@ -356,7 +358,7 @@ ReadOutcome FrameReader::read_payload(Stream stream, Status* error) {
     const bool payload = got_ < nbytes_;
     got_ += n;
     if (checksums_) checksum_ = crc32c(checksum_, to, n);
-    if (where_ == Where::kPieces && payload) deliver(n);
+    if (target_ == Target::kPieces && payload) deliver(n);
   }
   if (!checksums_) return end_payload();
   state_ = State::kPayloadChecksum;

@@ -21,12 +21,12 @@
 namespace dsgd::transport::uv {
 
 // A reader that waits for receive memory.
-class Starving {
+class MemoryWaiter {
  public:
   virtual void memory_freed() = 0;
 
  protected:
-  ~Starving() = default;
+  ~MemoryWaiter() = default;
 };
 
 // State that all connections of a network share. Used on the loop, except the pool and the counters.
@@ -37,15 +37,15 @@ struct ReadShared {
   std::unique_ptr<std::byte[]> scratch_memory;
   std::byte* scratch = nullptr;  // aligned to 64 bytes
   std::atomic<uint64_t> received{0}, landed{0}, landing_missed{0};
-  std::vector<Starving*> starving;
+  std::vector<MemoryWaiter*> memory_waiters;
 
-  void feed();  // pooled memory was freed: lets all starving readers try again
+  void wake_memory_waiters();  // pooled memory was freed: lets all waiting readers try again
 
   explicit ReadShared(size_t receive_memory);
 };
 
 // A payload that was not read into pooled memory: it went to a sink, or was discarded.
-struct Landed {
+struct PayloadSlot {
   BulkHeader header;
   std::unique_ptr<BulkSink> sink;
   bool discarded = false;
@@ -101,13 +101,13 @@ class FrameReader {
   // Before the first frame. Sections of a frame are followed by checksums (frame_writer.h); one that does not
   // fit is kCorrupted.
   void use_checksums() { checksums_ = true; }
-  void limit_frames(size_t nbytes) { largest_ = nbytes; }
+  void limit_frames(size_t nbytes) { max_frame_bytes_ = nbytes; }
 
   // No sink of this operation is used after this. The rest of its chunk is read and thrown away.
   void discard(uint64_t operation, const Status& why);
 
   // The landed payload that a Data of a push stands for; null: the Data is real.
-  Landed* landed(const void* data);
+  PayloadSlot* slot_of(const void* data);
 
  private:
   friend class Frame;
@@ -122,7 +122,7 @@ class FrameReader {
   ReadOutcome begin_payload();
   ReadOutcome get_payload_memory(Status* error);
   ReadOutcome get_memory(BufferPool::Buffer* buffer, size_t beyond, Status* error);
-  void show_payload();
+  void set_payload_segment();
   ReadOutcome read_payload(Stream stream, Status* error);
   ReadOutcome end_payload();
   bool parse_span(int slot, BulkHeader* header, size_t* nbytes);
@@ -139,14 +139,14 @@ class FrameReader {
   uint32_t segments_ = 0;
   std::array<uint32_t, FrameWriter::kMaxSegments> sizes_{};  // words
   size_t total_ = 0;                                         // bytes of all segments
-  size_t largest_ = kMaxFrameBytes;                          // frame that is accepted
+  size_t max_frame_bytes_ = kMaxFrameBytes;                  // of a frame that is accepted
   kj::Own<Frame> frame_;
   size_t want_ = 0, got_ = 0;  // bytes of body or payload
 
   // The payload under way.
   static constexpr size_t kPiece = 64;  // pieces are multiples of this
-  enum class Where { kBuffer, kPlace, kPieces, kNowhere };
-  Where where_ = Where::kBuffer;
+  enum class Target { kPooled, kInPlace, kPieces, kDiscarded };
+  Target target_ = Target::kPooled;
   BulkSink* sink_ = nullptr;  // of its slot
   std::byte* place_ = nullptr;
   size_t nbytes_ = 0;  // want_ less the padding
@@ -158,7 +158,7 @@ class FrameReader {
   uint32_t checksum_ = 0;  // of the section, as far as it has come
 
   size_t live_frames_ = 0;  // given out and not yet destroyed: they hold memory
-  std::vector<Landed> slots_;
+  std::vector<PayloadSlot> slots_;
   std::vector<int> free_slots_;
 };
 

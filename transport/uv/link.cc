@@ -129,7 +129,7 @@ void Link::stop() {
   if (!poll_) return;
   down_ = true;
   if (flush_queued_ || held_) port_.forget(this);
-  if (starved_) std::erase(shared_.starving, static_cast<Starving*>(this));
+  if (starved_) std::erase(shared_.memory_waiters, static_cast<MemoryWaiter*>(this));
   writer_.drop_all();
   poll_.reset();
 }
@@ -317,7 +317,7 @@ bool Link::try_receive(Received* out) {
       // The socket stays unread, and so the peer is held back.
       poll_->want_read(false);
       if (std::exchange(starved_, true)) return false;
-      shared_.starving.push_back(this);
+      shared_.memory_waiters.push_back(this);
       events_->link_starved();
       return false;
     case ReadOutcome::kEnd:

@@ -25,7 +25,7 @@ using TwoPartyNetwork =
                       capnp::rpc::twoparty::RecipientId, capnp::rpc::twoparty::ThirdPartyCapId,
                       capnp::rpc::twoparty::JoinResult>;
 
-class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private Starving {
+class Link final : public TwoPartyNetwork, private PollFd::Handler, private Flushable, private MemoryWaiter {
  public:
   struct Span {
     uint64_t id = 0;  // 0: there is none

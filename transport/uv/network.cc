@@ -64,7 +64,7 @@ class UvNetwork::UvListener final : public Listener {
 
 UvNetwork::State::State(std::unique_ptr<UvLoop> loop, size_t receive_memory, std::shared_ptr<TlsContext> tls)
     : loop_(std::move(loop)), tls_(std::move(tls)), read_(receive_memory) {
-  read_.pool->set_freed([this] { loop_->post([this] { read_.feed(); }); });
+  read_.pool->set_freed([this] { loop_->post([this] { read_.wake_memory_waiters(); }); });
 }
 
 void UvNetwork::State::keep(std::shared_ptr<Connection> connection) {

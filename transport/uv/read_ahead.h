@@ -1,5 +1,5 @@
-// The bytes of a connection as its frame reader takes them: about 1 KiB is read ahead, so that a small frame
-// takes one system call, and one connection reads no more than its share of a turn of the loop.
+// Reads the bytes of a connection for its frame reader. Reads up to 1 KiB ahead, so that a small frame takes
+// one system call. Limits what one connection reads in a turn of the loop.
 #pragma once
 
 #include <array>
@@ -15,7 +15,8 @@ namespace dsgd::transport::uv {
 enum class ReadOutcome {
   kDone,
   kBlocked,  // nothing more to read until the socket is readable again
-  kStarved,  // no receive memory is left, and this connection holds some: call again when some was freed
+  // No receive memory is free, and frames of this connection hold some. Call again when memory is freed.
+  kStarved,
   kEnd,      // the peer has ended the stream
   kError,    // broken or malformed; *error says why
 };
@@ -24,7 +25,7 @@ class ReadAhead {
  public:
   explicit ReadAhead(std::atomic<uint64_t>& received) : received_(received) {}
 
-  void begin_turn();  // the socket has something again, and the share of this turn is fresh
+  void begin_turn();  // call when the socket has become readable: begins a new turn
 
   size_t size() const { return end_ - begin_; }  // of what has been read ahead
   const std::byte* data() const { return bytes_.data() + begin_; }

@@ -217,7 +217,7 @@ kj::Promise<void> ServerConnection::on_rpc_push(PushContext context) {
   std::span<const std::byte> data(reinterpret_cast<const std::byte*>(bytes.begin()), bytes.size());
   Status refused = header.status();
   std::unique_ptr<BulkSink> sink;
-  if (Landed* landed = link_->reader().landed(data.data())) {
+  if (PayloadSlot* landed = link_->reader().slot_of(data.data())) {
     if (landed->discarded) refused = landed->why;
     sink = std::move(landed->sink);
     data = {};

@@ -44,11 +44,15 @@ void UvLoop::stop() {
   {
     std::lock_guard lock(mutex_);  // kept over wake(): the thread ends the port once it has the lock
     stop_ = true;
-    call_thread();
+    wake_thread();
     port_->wake();
   }
   thread_.join();
-  if (resting_) (void)kj_.release(), (void)port_.release();
+  if (resting_) {
+    // The process exits: KJ's and libuv's objects are abandoned, not destroyed (at_exit.h).
+    (void)kj_.release();
+    (void)port_.release();
+  }
 }
 
 Time boot_time() {
@@ -73,7 +77,7 @@ uint64_t UvLoop::random() {
 void UvLoop::set_busy(bool busy) {
   if (busy_.exchange(busy) || !busy) return;
   std::lock_guard lock(mutex_);
-  if (driver_ == Driver::kNone && !next_driver()) call_thread();
+  if (driver_ == Driver::kNone && !next_driver()) wake_thread();
 }
 
 void UvLoop::post(Task task) {
@@ -84,7 +88,7 @@ void UvLoop::post(Task task) {
     posted_.push_back(std::move(task));
     if (ours) return;  // the driver looks before it sleeps
     if (driver_ == Driver::kNone) {
-      if (!next_driver()) call_thread();
+      if (!next_driver()) wake_thread();
     } else {
       sleeping = true;
     }
@@ -149,7 +153,7 @@ void UvLoop::wait_passively(std::unique_lock<std::mutex>& lock, const std::atomi
   *last = &self;
   waiting_.fetch_add(1);
   if (driver_ == Driver::kNone) {
-    call_thread();
+    wake_thread();
   } else {
     // The communication thread gives way to a caller; a caller that drives must look at `done` of this one.
     if (may_drive && driver_ == Driver::kThread) yield_wanted_.store(true);
@@ -188,16 +192,16 @@ UvLoop::Waiter* UvLoop::next_driver() const {
 void UvLoop::hand_over() {
   if (Waiter* next = next_driver()) return next->wake.notify_one();
   if (waiters_ || busy_.load() || !posted_.empty() || stop_) {
-    call_thread();
-  } else if (thread_deep_) {
-    thread_deep_ = false;  // it begins to watch the clock again
+    wake_thread();
+  } else if (thread_sleeps_untimed_) {
+    thread_sleeps_untimed_ = false;  // it begins to watch the clock again
     thread_wake_.notify_one();
   }
 }
 
-void UvLoop::call_thread() {
-  thread_called_ = true;
-  thread_deep_ = false;
+void UvLoop::wake_thread() {
+  thread_woken_ = true;
+  thread_sleeps_untimed_ = false;
   thread_wake_.notify_one();
 }
 
@@ -236,7 +240,7 @@ void UvLoop::begin_rest() {
   std::lock_guard lock(mutex_);
   resting_ = true;
   for (Waiter* waiter = waiters_; waiter; waiter = waiter->next) waiter->wake.notify_one();
-  call_thread();
+  wake_thread();
   port_->wake();
 }
 
@@ -252,10 +256,10 @@ DSGD_REAL_STACK void UvLoop::thread_main() {
   QuietKj quiet;
   int rounds = 0;
   std::unique_lock lock(mutex_);
-  thread_called_ = true;
+  thread_woken_ = true;
   while (!resting_ && !(stop_ && driver_ == Driver::kNone)) {
     if (thread_shall_drive()) {
-      thread_called_ = false;
+      thread_woken_ = false;
       rounds = 0;
       take_role(Driver::kThread);
       lock.unlock();
@@ -266,10 +270,10 @@ DSGD_REAL_STACK void UvLoop::thread_main() {
       if (!stop_) hand_over();
       continue;
     }
-    thread_called_ = false;
+    thread_woken_ = false;
     if (driver_ == Driver::kCaller && ++rounds >= kRoundsBeforeDeepSleep) {
-      thread_deep_ = true;
-      thread_wake_.wait(lock, [this] { return !thread_deep_ || stop_; });
+      thread_sleeps_untimed_ = true;
+      thread_wake_.wait(lock, [this] { return !thread_sleeps_untimed_ || stop_; });
       rounds = 0;
     } else {
       thread_wake_.wait_for(lock, kLinger);
@@ -283,7 +287,7 @@ DSGD_REAL_STACK void UvLoop::thread_main() {
 
 bool UvLoop::thread_shall_drive() const {
   if (driver_ != Driver::kNone || next_driver()) return false;
-  return thread_called_ || busy_.load() || last_drive_ == Time::min() || now() - last_drive_ >= kLinger;
+  return thread_woken_ || busy_.load() || last_drive_ == Time::min() || now() - last_drive_ >= kLinger;
 }
 
 // Drops tasks that have not run, with a KJ loop in force for what they hold, and closes the loop.

@@ -78,7 +78,7 @@ class UvLoop final : public Loop {
   void hand_over();
   Waiter* next_driver() const;  // the first waiter that may drive; null: none
   bool thread_shall_drive() const;
-  void call_thread();
+  void wake_thread();
 
   void shut_down();
   void work();  // posted tasks, due timers, KJ's events, then those who wait; throws nothing
@@ -101,9 +101,8 @@ class UvLoop final : public Loop {
   Driver driver_ = Driver::kNone;
   Waiter* waiters_ = nullptr;      // the first of them; in the order in which they came
   Time last_drive_ = Time::min();  // when the role was last given up
-  Time polled_{};                  // when the driver last looked at the sockets; the driver's own
-  bool thread_called_ = false;     // the thread shall drive now, not a millisecond later
-  bool thread_deep_ = false;       // the thread sleeps without looking at the clock
+  bool thread_woken_ = false;      // the thread shall drive now, not a millisecond later
+  bool thread_sleeps_untimed_ = false;
   bool stop_ = false;
   std::condition_variable rested_;
 
@@ -114,6 +113,7 @@ class UvLoop final : public Loop {
   std::atomic<bool> resting_{false};
 
   // The driver's.
+  Time polled_{};  // when it last looked at the sockets
   Spin spin_;
   std::vector<Task> running_;
   std::map<std::pair<Time, TimerId>, Task> timers_;
