@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "transport/schema/check.h"
+#include "transport/schema/field_reader.h"
 #include "transport/schema/fields.h"
 #include "transport/schema/message_fields.h"
 
@@ -52,12 +52,13 @@ void write(const Status& from, schema::Status::Builder to) {
   to.setMessage(wire_form(cut_text(from.message())));
 }
 
-static void fields(Writer&, const Status& from, schema::Status::Builder to) { write(from, to); }
+// Static: found by argument-dependent lookup, which does not look into anonymous namespaces.
+static void fields(FieldWriter&, const Status& from, schema::Status::Builder to) { write(from, to); }
 
-static void fields(Check& check, Message& to, schema::Message::Reader from) {
+static void fields(FieldReader& reader, Message& to, schema::Message::Reader from) {
 #define DSGD_READ(Type, KIND) \
   case schema::Message::KIND: \
-    return check.read(from.get##Type(), &to.emplace<Type>());
+    return reader.read(from.get##Type(), &to.emplace<Type>());
   switch (from.which()) {
     DSGD_MESSAGES(DSGD_READ)
     case schema::Message::EMPTY:
@@ -71,35 +72,35 @@ static void fields(Check& check, Message& to, schema::Message::Reader from) {
       return;
   }
 #undef DSGD_READ
-  check.fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
-             " (a newer protocol?)");
+  reader.fail("unknown kind of message " + std::to_string(static_cast<uint16_t>(from.which())) +
+              " (a newer protocol?)");
 }
 
-static void fields(Check& check, Result<Message>& to, schema::Reply::Reader from) {
+static void fields(FieldReader& reader, Result<Message>& to, schema::Reply::Reader from) {
   switch (from.which()) {
     case schema::Reply::MESSAGE: {
       Message message;
-      check.read(from.getMessage(), &message);
+      reader.read(from.getMessage(), &message);
       to = std::move(message);
       return;
     }
     case schema::Reply::STATUS: {
       Status status;
-      check.read(from.getStatus(), &status);
+      reader.read(from.getStatus(), &status);
       // A Result cannot hold OK without a value.
-      if (check.ok() && status.ok()) return check.fail("an answer with neither a message nor an error");
+      if (reader.ok() && status.ok()) return reader.fail("an answer with neither a message nor an error");
       to = std::move(status);
       return;
     }
   }
-  check.fail("unknown kind of answer");
+  reader.fail("unknown kind of answer");
 }
 
 namespace {
 
 template <typename T, typename Builder>
 void write_fields(const T& from, Builder to) {
-  Writer writer;
+  FieldWriter writer;
   fields(writer, from, to);
 }
 
@@ -115,14 +116,14 @@ void write_part(const GatheringRequest&, schema::Message::Builder to) { to.setGa
 template <typename Reader, typename T>
 Status read_fields(Reader from, T* to) {
   T value = *to;
-  Check check;
+  FieldReader reader;
   try {
-    check.read(from, &value);
+    reader.read(from, &value);
   } catch (const kj::Exception& exception) {
     return malformed(exception.getDescription().cStr());
   }
-  if (check.ok()) *to = std::move(value);
-  return check.status();
+  if (reader.ok()) *to = std::move(value);
+  return reader.status();
 }
 
 template <typename T, typename Reader>
@@ -134,7 +135,7 @@ Result<T> read_as(Reader from) {
 }
 
 // Counts the words that the encoded form of a message needs at most.
-class Words {
+class WordCounter {
  public:
   size_t count() const { return count_; }
 
@@ -198,13 +199,13 @@ Result<BulkHeader> read(schema::BulkHeader::Reader from) { return read_as<BulkHe
 
 size_t words_for(const Status& status) {
   if (status.ok()) return 0;
-  Words words;
+  WordCounter words;
   for (const std::string* text : {&status.host(), &status.operation(), &status.parameter()}) words.add(*text);
   return 6 + words.count() + (std::min(status.message().size(), kMaxTextBytes) + 8) / 8;
 }
 
 size_t words_for(const Message& message) {
-  Words words;
+  WordCounter words;
   std::visit([&](const auto& part) { words.add(part); }, message);
   return 16 + words.count();
 }

@@ -1,9 +1,7 @@
-// The fields of a struct, listed once for three uses: to write it, to read it, and to count the words that it
-// needs. Included by the codec only.
-//
-// fields(codec, value, part) lists the fields of `value`, a struct of messages.h or payloads.h. `codec` is a
-// Writer, and `part` the Builder of the Cap'n Proto struct; or it is a Check, and `part` the Reader; or it is
-// Words, and there is no part.
+// Each struct lists its fields once, in fields(codec, value, part). `codec` decides the use: a FieldWriter
+// writes `value` to the Builder `part`; a FieldReader reads it from the Reader `part`; a WordCounter
+// (codec_capnp.cc) counts words, and `part` is null. The macros use the names `codec`, `value` and `part` of
+// the function around them. Included by the codec only.
 #pragma once
 
 #include <capnp/blob.h>
@@ -20,11 +18,11 @@
 #include "transport/base/status.h"
 #include "transport/loop.h"
 #include "transport/messages.h"
-#include "transport/schema/check.h"
+#include "transport/schema/field_reader.h"
 #include "wire.capnp.h"  // generated
 
 // `Name`: of the field in wire.capnp. `member`: of the struct. Then the check of what is read, which are the
-// further arguments of Check::read().
+// further arguments of FieldReader::read().
 #define DSGD_FIELD(Name, member, ...) /* a number, an enumerator, a text or bytes */ \
   DSGD_FIELD_WITH(part.set##Name(wire_form(value.member)), Name, member, __VA_ARGS__)
 #define DSGD_LIST(Name, member, ...)                                                                      \
@@ -49,12 +47,12 @@ namespace dsgd::transport {
 template <typename V, typename T>
 concept Is = std::same_as<std::remove_const_t<V>, T>;
 
-class Writer {};
+class FieldWriter {};
 
 template <typename Codec>
-inline constexpr bool kReads = std::derived_from<std::remove_reference_t<Codec>, Check>;
+inline constexpr bool kReads = std::derived_from<std::remove_reference_t<Codec>, FieldReader>;
 template <typename Codec>
-inline constexpr bool kWrites = std::derived_from<std::remove_reference_t<Codec>, Writer>;
+inline constexpr bool kWrites = std::derived_from<std::remove_reference_t<Codec>, FieldWriter>;
 
 // A value as its Builder takes it.
 template <typename T>
@@ -67,6 +65,7 @@ template <typename Enum>
 auto wire_form(Enum from) {
   return static_cast<std::underlying_type_t<Enum>>(from);
 }
+// Role is the only enum of wire.capnp; the others travel as integers.
 inline schema::Role wire_form(Role from) { return static_cast<schema::Role>(from); }
 inline int64_t wire_form(Duration from) { return from.count(); }
 inline kj::StringPtr wire_form(const std::string& from) { return {from.c_str(), from.size()}; }

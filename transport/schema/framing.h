@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/schema/check.h"
+#include "transport/schema/field_reader.h"
 
 namespace dsgd::transport {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "transport/messages.h"
-#include "transport/schema/check.h"
 #include "transport/schema/codec.h"
+#include "transport/schema/field_reader.h"
 #include "transport/schema/fields.h"
 
 namespace dsgd::transport {
@@ -49,7 +49,7 @@ void fields(auto& codec, Is<HelloReply> auto& value, auto part) {
   if (value.status.ok()) DSGD_FIELD(Proof, proof.mac, "proof");
 }
 
-// ---- worker -> head
+// ---- worker and head
 void fields(auto& codec, Is<MemberInfo> auto& value, auto part) {
   DSGD_FIELD(Rank, rank);
   DSGD_FIELD(WorkerId, worker_id, "worker id");
@@ -157,7 +157,7 @@ void fields(auto& codec, Is<ReportCut> auto& value, auto part) {
   DSGD_FIELD(PeerNumber, peer_number);
 }
 
-// ---- any process that knows the token -> head
+// ---- status
 void fields(auto& codec, Is<ScaleRequest> auto& value, auto part) { DSGD_FIELD(Workers, workers); }
 
 void fields(auto& codec, Is<WorkerStatus> auto& value, auto part) {
@@ -185,7 +185,7 @@ void fields(auto& codec, Is<StatusReply> auto& value, auto part) {
   DSGD_LIST(Workers, workers, "list of workers", kMaxMembers);
 }
 
-// ---- worker -> worker
+// ---- worker and worker
 void fields(auto& codec, Is<OperationFailed> auto& value, auto part) {
   view_sender_and_cause(codec, value, part);
   DSGD_FIELD(Operation, operation);

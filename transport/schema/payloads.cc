@@ -13,14 +13,17 @@
 #include <vector>
 
 #include "transport/payloads.h"
-#include "transport/schema/check.h"
 #include "transport/schema/codec_capnp.h"
+#include "transport/schema/field_reader.h"
 #include "transport/schema/fields.h"
 #include "transport/schema/framing.h"
 
 namespace dsgd::transport {
 
-class PayloadWriter : public Writer {};
+class PayloadWriter : public FieldWriter {};
+
+// Functions are static where argument-dependent lookup has to find them: it does not look into anonymous
+// namespaces.
 
 // The code and the message; the receiver knows the rank, and has an operation of its own.
 static void fields(PayloadWriter&, const Status& from, schema::Status::Builder to) {
@@ -151,9 +154,9 @@ static void write_runs(const std::vector<SampleRun>& from, capnp::List<uint64_t>
   }
 }
 
-static void read_runs(Check& check, capnp::List<uint64_t>::Reader from, std::vector<SampleRun>* to) {
-  if (!check.ok() || !check.length(from.size(), kMaxMembers, "list of runs of samples", "numbers")) return;
-  if (from.size() % 3 != 0) return check.fail("list of runs of samples is cut");
+static void read_runs(FieldReader& reader, capnp::List<uint64_t>::Reader from, std::vector<SampleRun>* to) {
+  if (!reader.ok() || !reader.length(from.size(), kMaxMembers, "list of runs of samples", "numbers")) return;
+  if (from.size() % 3 != 0) return reader.fail("list of runs of samples is cut");
   for (unsigned i = 0; i < from.size(); i += 3) to->push_back({from[i], from[i + 1], from[i + 2]});
 }
 
@@ -222,9 +225,9 @@ template <typename Root, typename T>
 Result<T> decode_payload(std::span<const std::byte> bytes) {
   T value;
   Status status = open<Root>(bytes, kMaxPayloadBytes, [&](typename Root::Reader root) {
-    Check check;
-    check.read(root, &value);
-    return check.status();
+    FieldReader reader;
+    reader.read(root, &value);
+    return reader.status();
   });
   if (!status.ok()) return status;
   return value;

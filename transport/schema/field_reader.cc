@@ -1,4 +1,4 @@
-#include "transport/schema/check.h"
+#include "transport/schema/field_reader.h"
 
 #include <algorithm>
 #include <string_view>
@@ -23,11 +23,11 @@ std::string printable_text(std::string text) {
 
 Status malformed(const std::string& what) { return {Code::kIo, "malformed message: " + what}; }
 
-void Check::fail(const std::string& what) {
+void FieldReader::fail(const std::string& what) {
   if (status_.ok()) status_ = malformed(what);
 }
 
-bool Check::length(size_t n, size_t limit, const char* field, const char* unit) {
+bool FieldReader::length(size_t n, size_t limit, const char* field, const char* unit) {
   if (n > limit) {
     fail(std::string(field) + " has " + std::to_string(n) + " " + unit + ", more than the " +
          std::to_string(limit) + " allowed");
@@ -35,19 +35,19 @@ bool Check::length(size_t n, size_t limit, const char* field, const char* unit) 
   return ok();
 }
 
-void Check::read(capnp::Text::Reader from, std::string* to, const char* field, size_t limit) {
+void FieldReader::read(capnp::Text::Reader from, std::string* to, const char* field, size_t limit) {
   if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.cStr(), from.size());
 }
 
-void Check::read(capnp::Data::Reader from, std::string* to, const char* field, size_t limit) {
+void FieldReader::read(capnp::Data::Reader from, std::string* to, const char* field, size_t limit) {
   if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.begin(), from.end());
 }
 
-void Check::read(capnp::Data::Reader from, std::vector<uint8_t>* to, const char* field, size_t limit) {
+void FieldReader::read(capnp::Data::Reader from, std::vector<uint8_t>* to, const char* field, size_t limit) {
   if (ok() && length(from.size(), limit, field, "bytes")) to->assign(from.begin(), from.end());
 }
 
-void Check::read(schema::Status::Reader from, Status* to) {
+void FieldReader::read(schema::Status::Reader from, Status* to) {
   const int32_t code = from.getCode();
   if (code == 0) {
     *to = Status();

@@ -25,7 +25,7 @@ std::string printable_text(std::string text);
 
 inline constexpr size_t kNoLimit = SIZE_MAX;
 
-class Check {
+class FieldReader {
  public:
   const Status& status() const { return status_; }
   bool ok() const { return status_.ok(); }
