@@ -35,7 +35,7 @@ Status Call::bad_handle(bool null, const char* argument, const char* kind) const
                  ": it was freed, or is a handle of another kind");
 }
 
-Status Call::forked(const char* kind) const {
+Status Call::forked_error(const char* kind) const {
   const char* const remedy = kind == std::string("head") ? "start a head here with dsgd_head_start"
                                                          : "open a session here with dsgd_init";
   return fail(Code::kForked,
@@ -44,10 +44,10 @@ Status Call::forked(const char* kind) const {
 
 Status Call::alive(const Status& status, const char* kind) const {
   if (status.ok()) return {};
-  return status.code() == Code::kForked ? forked(kind) : fail(status.code(), status.message());
+  return status.code() == Code::kForked ? forked_error(kind) : fail(status.code(), status.message());
 }
 
-Status Call::closed() const {
+Status Call::closed_error() const {
   return fail(Code::kClosed, "the session is closed; open a new one with dsgd_init");
 }
 
@@ -66,12 +66,12 @@ Status Call::local(const dsgd_op* op) const {
     op_ = const_cast<dsgd_op*>(op);  // only its reference count changes
     op_->retain();
   }
-  return op->table->forked() ? forked("op") : Status();
+  return op->table->forked() ? forked_error("op") : Status();
 }
 
 Status Call::open(const dsgd_session* session) const {
   DSGD_RETURN_IF_ERROR(local(session));
-  if (session->core->closed()) return closed();
+  if (session->core->closed()) return closed_error();
   Status joined = session->core->joined();
   return joined.code() == Code::kState ? fail(Code::kState, joined.message()) : joined;
 }
@@ -116,7 +116,7 @@ Status Call::reduction(int32_t reduction) const {
                  "; use a value of enum dsgd_reduction (0 to 4)");
 }
 
-Status Call::world(const dsgd_group* group) const {
+Status Call::whole_group(const dsgd_group* group) const {
   if (group == nullptr) return {};
   return invalid("argument 'group' must be NULL: this version supports only the group of all workers");
 }

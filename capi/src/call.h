@@ -40,14 +40,15 @@ class Call {
     return bad_handle(handle == nullptr, argument, T::kName);
   }
 
-  // Check that the handle is valid and not of a parent process, and retain it until the call ends.
+  // local(): checks that the handle is valid and belongs to this process, and retains it until the call ends.
+  // open(): also checks that the session is open and has joined; with two handles, that both are of one
+  // session.
   Status local(const dsgd_session* session) const;
   Status local(const dsgd_op* op) const;
-  // As local(), and the session must be open.
-  Status open(const dsgd_session* session) const;  // and it must have joined
+  Status open(const dsgd_session* session) const;
   Status open(const dsgd_parameter* parameter) const;
   Status open(const dsgd_replica* replica) const;
-  Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;  // and of the same session
+  Status open(const dsgd_replica* replica, const dsgd_parameter* parameter) const;
 
   // Adds the function's name to the status of alive() of a session or a head.
   Status alive(const Status& status, const char* kind) const;
@@ -56,15 +57,15 @@ class Call {
   Status flags(uint32_t flags, uint32_t known, const char* values) const;
   Status dtype(int32_t dtype) const;
   Status reduction(int32_t reduction) const;
-  Status world(const dsgd_group* group) const;
-  Status closed() const;
+  Status whole_group(const dsgd_group* group) const;
+  Status closed_error() const;
   Status on_host(const void* data, size_t nbytes, const char* argument) const;
   // A buffer of whole elements; NULL is right for no bytes.
   Status buffer(const void* data, size_t nbytes, int32_t dtype, const char* argument) const;
 
  private:
   Status bad_handle(bool null, const char* argument, const char* kind) const;
-  Status forked(const char* kind) const;
+  Status forked_error(const char* kind) const;
 
   const char* const function_;
   mutable dsgd_session* session_ = nullptr;  // retained

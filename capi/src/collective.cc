@@ -21,7 +21,7 @@ namespace {
 Status check_collective(const Call& call, const dsgd_session* session, const dsgd_group* group,
                         int32_t dtype) {
   DSGD_RETURN_IF_ERROR(call.open(session));
-  DSGD_RETURN_IF_ERROR(call.world(group));
+  DSGD_RETURN_IF_ERROR(call.whole_group(group));
   return call.dtype(dtype);
 }
 
@@ -101,7 +101,7 @@ int32_t dsgd_reduce_scatter(dsgd_session* session, dsgd_group* group, const void
 int32_t dsgd_barrier(dsgd_session* session, dsgd_group* group, const dsgd_op_options* options, dsgd_op** op,
                      dsgd_error** error) {
   return guard_open(__func__, error, session, [&](const Call& call) -> Status {
-    DSGD_RETURN_IF_ERROR(call.world(group));
+    DSGD_RETURN_IF_ERROR(call.whole_group(group));
     return run_operation(
         call, session, options, op,
         [&](Session::Mode mode, const CallOptions& given) { return session->core->barrier(mode, given); },

@@ -184,7 +184,7 @@ int32_t dsgd_queue_poll(dsgd_session* session, dsgd_op** ops, size_t max, int32_
 int32_t dsgd_queue_fd(const dsgd_session* session) {
   return dsgd::capi::guard_number<int32_t>(__func__, [&](const Call& call, int32_t* fd) -> Status {
     DSGD_RETURN_IF_ERROR(call.local(session));
-    if (session->core->closed()) return call.closed();
+    if (session->core->closed()) return call.closed_error();
     *fd = session->core->queue_fd();
     return {};
   });

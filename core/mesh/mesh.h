@@ -37,7 +37,7 @@ class Mesh {
   void change_view(const transport::JoinReply& view, const Status& why) {
     operations.fail_all(why);
     peers.drop_unsent();
-    watch_.forget();
+    watch_.begin_view();
     peers.change_view(view);
   }
   const Members& members() const { return peers.members(); }

@@ -16,8 +16,8 @@ bool is_broadcast_root(const BulkHeader& shape, int32_t rank) {
   return shape.algorithm == static_cast<uint8_t>(Algorithm::kChain) && shape.root == rank;
 }
 
-// Returns whether this worker hears of the cause of a rejection from elsewhere: of a session that has ended
-// from the peer or the head, of a broken connection by its end, of another view from the head.
+// Returns whether another event reports the cause of this rejection: the peer or the head reports that a
+// session has ended, the end of a connection shows that it broke, and the head reports another view.
 bool is_told_elsewhere(const Status& rejection) {
   return is_break(rejection) || rejection.code() == Code::kViewChanged || rejection.code() == Code::kEvicted;
 }
@@ -122,11 +122,11 @@ void Operations::end_with(uint64_t number, const Status& cause) {
 // Bounds the records that a hostile peer can create by naming operations: drops the highest one that has not
 // begun and has no chunk.
 void Operations::forget_excess() {
-  const auto is_hearsay = [](const auto& item) { return !item.second.task && item.second.parked.empty(); };
-  if (std::count_if(table_.begin(), table_.end(), is_hearsay) <=
+  const auto is_only_named = [](const auto& item) { return !item.second.task && item.second.parked.empty(); };
+  if (std::count_if(table_.begin(), table_.end(), is_only_named) <=
       static_cast<ptrdiff_t>(History::kRememberedFailures))
     return;
-  table_.erase(std::prev(std::find_if(table_.rbegin(), table_.rend(), is_hearsay).base()));
+  table_.erase(std::prev(std::find_if(table_.rbegin(), table_.rend(), is_only_named).base()));
 }
 
 void Operations::fail(Task& task, const Status& cause) {

@@ -13,7 +13,7 @@ namespace {
 
 // Wait for the answers to "have you begun?". Constant: a call returns within 100 ms after its deadline,
 // whatever the lease.
-constexpr transport::Duration kAsking = std::chrono::milliseconds(50);
+constexpr transport::Duration kAnswerLimit = std::chrono::milliseconds(50);
 
 }  // namespace
 
@@ -84,7 +84,7 @@ void Operations::on_deadline_passed(uint64_t number) {
   if (!operation->disagreement.ok()) return fail(task, Status(operation->disagreement));
   operation->deadline_passed = true;
   if (operation->timer) loop().cancel(operation->timer);
-  operation->timer = loop().schedule(loop().now() + kAsking, [this, number] {
+  operation->timer = loop().schedule(loop().now() + kAnswerLimit, [this, number] {
     if (Operation* const open = find_open(number)) open->timer = 0;
     time_out(number);
   });
@@ -93,7 +93,7 @@ void Operations::on_deadline_passed(uint64_t number) {
     if (rank == peers_.rank() || peers_.has_left(rank)) continue;
     ++operation->unanswered;
     peers_.call(
-        rank, question, loop().now() + kAsking,
+        rank, question, loop().now() + kAnswerLimit,
         [this, alive = std::weak_ptr(alive_), number, rank](const Result<transport::Message>& answer) {
           Operation* const open = alive.expired() ? nullptr : find_open(number);
           if (!open) return;

@@ -6,6 +6,12 @@
 
 namespace dsgd {
 
+namespace {
+
+constexpr int kProbeAfter = 3, kMargin = 5;  // sixteenths of heartbeat_interval
+
+}  // namespace
+
 void PeerWatch::watch() {
   if (!probe_ || peers_.closed()) return;
   const transport::Time now = peers_.loop().now();
@@ -16,7 +22,7 @@ void PeerWatch::watch() {
   }
   std::erase_if(silent_, [this](int32_t rank) { return !waited_for_.contains(rank); });
   for (const auto& [rank, since] : waited_for_) {
-    if (now - since < 3 * interval_) continue;
+    if (now - since < kProbeAfter * interval_) continue;
     if (!peers_.is_leaving(rank) && probing_.insert(rank).second) probe(rank);
     // A later phase of an open operation may need data that was lost with the peer's connection.
     if (peers_.has_left(rank) && !peers_.said_goodbye(rank)) operations_.on_last_answer(rank);
@@ -24,7 +30,7 @@ void PeerWatch::watch() {
   peers_.loop().schedule(now + interval_, if_alive(alive_, [this] { watch(); }));
 }
 
-void PeerWatch::forget() {
+void PeerWatch::begin_view() {
   waited_for_.clear();
   probing_.clear();
   silent_.clear();
@@ -42,7 +48,7 @@ void PeerWatch::probe(int32_t rank) {
     silent_.insert(rank);
     peers_.report_silent(rank, answer);
   });
-  const transport::Time due = peers_.loop().now() + peers_.options().lease - 5 * interval_;
+  const transport::Time due = peers_.loop().now() + peers_.options().lease - kMargin * interval_;
   probe_(peers_.members().view().members[rank], due, answered);
 }
 

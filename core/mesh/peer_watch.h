@@ -25,6 +25,7 @@ class PeerWatch {
   using Probe = std::function<void(const transport::MemberInfo& peer, transport::Time deadline,
                                    std::function<void(const Status&)> done)>;
 
+  // `probe` null: peers are not probed.
   PeerWatch(Peers& peers, Operations& operations, transport::Duration heartbeat_interval, Probe probe)
       : peers_(peers),
         operations_(operations),
@@ -32,7 +33,7 @@ class PeerWatch {
         probe_(std::move(probe)) {}
   // Looks at the waits of the operations now, and every 1/16 of heartbeat_interval.
   void watch();
-  void forget();  // before the view changes: answers of probes under way are ignored
+  void begin_view();  // answers of probes under way are ignored
   // Returns whether the last probe of the peer has failed, and operations have waited for it since.
   bool is_silent(int32_t rank) const { return silent_.contains(rank); }
 
@@ -48,7 +49,7 @@ class PeerWatch {
   std::map<int32_t, transport::Time> waited_for_;
   std::set<int32_t> probing_;
   std::set<int32_t> silent_;
-  uint64_t views_ = 0;  // that were forgotten
+  uint64_t views_ = 0;  // that have begun
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 

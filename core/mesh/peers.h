@@ -51,9 +51,8 @@ class Peers final : public transport::ServerHandler {
   void revoke(uint64_t operation) { outgoing_.revoke(operation); }
   void revoke(int32_t rank, uint64_t operation) { outgoing_.revoke(rank, operation); }
   void drop_unsent() { outgoing_.drop_unsent(); }
-  // The session has failed. Drops data that still waits for a connection: no peer needs it any more. Where
-  // views change, peers that ask something get the answer that the session is closed, and not its cause: they
-  // may go on without this worker, and hear of it from the head, or by SessionFailed.
+  // The session has failed. Drops data that waits for a connection. See Operations::fail_session() for the
+  // answers to peers.
   void fail_session();
   // Stops writing chunks of this operation that arrive, and answers them with `why`.
   void discard(uint64_t operation, const Status& why) { incoming_.discard(operation, why); }
