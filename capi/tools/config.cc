@@ -65,7 +65,7 @@ void print_plain(const std::vector<dsgd_config_key>& keys, bool all) {
 dsgd_config_key find_key(const std::string& name) {
   for (const auto& key : all_keys())
     if (name == key.name) return key;
-  // The library knows which key comes nearest.
+  // Setting an unknown key throws a Failure that suggests the nearest key.
   set_key(OwnedConfig(dsgd_config_new()), name, "");
   throw Failure("unknown key '" + name + "'");
 }

@@ -178,7 +178,7 @@ std::vector<Setting> worker_settings(const RunOptions& options, uint32_t all_wor
   settings.push_back({"embed_head", "never"});
   if (!options.head.empty()) settings.push_back({"head", options.head});
   check_settings(settings);
-  check_together(settings);
+  check_settings_with_head(settings);
   if (options.verbose && !is_given("log_to", settings)) settings.push_back({"log_to", "stderr"});
   return settings;
 }

@@ -25,7 +25,7 @@ bool is_set(const char* variable);
 // Returns whether the settings or the environment set this key.
 bool is_given(const std::string& key, const std::vector<Setting>& settings);
 bool head_is_elsewhere(const RunOptions& options);
-// Of the lines of a child with this name; none with --no-prefix.
+// Returns the prefix of the output lines of the child `name`; nullopt with --no-prefix.
 std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name);
 std::string random_token();
 // Settings that the command line and its file give to all workers; later ones are stronger.

@@ -87,20 +87,20 @@ std::shared_ptr<WaitNote> ssh_note(const Host& host) {
 Child head_child(const RunOptions& options, const Host& host, const std::string& address, uint32_t workers,
                  Environment variables, std::string* started) {
   if (!options.verbose) variables.try_emplace("DSGD_LOG_LEVEL", "warning");
-  Child head{"head on host",
-             host.name,
-             ssh_words(options.ssh, host.name,
-                       {remote_dsgd(options), "head", "--supervised", "--listen", address, "--num-workers",
-                        std::to_string(workers)}),
-             {},
-             ""};
-  head.input = environment_block(variables);
-  head.on_line = [started](const std::string& line) {
-    *started = line;
-    return true;
-  };
-  head.service = true;
-  return head;
+  return {.kind = "head on host",
+          .name = host.name,
+          .command = ssh_words(options.ssh, host.name,
+                               {remote_dsgd(options), "head", "--supervised", "--listen", address,
+                                "--num-workers", std::to_string(workers)}),
+          .settings = {},
+          .prefix = "",
+          .input = environment_block(variables),
+          .on_line =
+              [started](const std::string& line) {
+                *started = line;
+                return true;
+              },
+          .service = true};
 }
 
 }  // namespace
@@ -132,7 +132,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
   }
 
-  // Of a host whose workers were lost, or that was lost itself.
+  // The head decides whether the job survives the loss of a machine or of its workers.
   settings.push_back({"num_workers", std::to_string(all_workers)});
   supervisor.leave_failures_to_head(least_workers(settings));
   uint32_t rank = 0;
@@ -156,8 +156,12 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     if (options.no_prefix) remote.push_back("--no-prefix");
     remote.push_back("--");
     remote.insert(remote.end(), words.begin(), words.end());
-    Child child{"host", host.name, ssh_words(options.ssh, host.name, remote), {}, ""};
-    child.input = environment_block(variables);
+    Child child{.kind = "host",
+                .name = host.name,
+                .command = ssh_words(options.ssh, host.name, remote),
+                .settings = {},
+                .prefix = "",
+                .input = environment_block(variables)};
     const auto note = ssh_note(host);
     supervisor.announce(note);
     child.on_line = [note, &supervisor](const std::string& line) {

@@ -186,12 +186,14 @@ void Job::start_worker(int number, const std::string& id) {
   if (has_rank) own.push_back({"rank", name});
   own.push_back({"worker_id", id});
   own.push_back({"supervisor", supervisor_->reports().address()});
-  Child worker{"worker", name, begins ? group->second->command : last_command_, own,
-               prefix_of(options_, name)};
-  if (!options_.join) worker.first_rank = number;
-  worker.workers = 1;
-  worker.worker_id = id;
-  supervisor_->start(worker);
+  supervisor_->start({.kind = "worker",
+                      .name = name,
+                      .command = begins ? group->second->command : last_command_,
+                      .settings = own,
+                      .prefix = prefix_of(options_, name),
+                      .first_rank = options_.join ? -1 : number,
+                      .workers = 1,
+                      .worker_id = id});
 }
 
 // Returns whether it has started another worker instead of one that failed.
@@ -294,7 +296,7 @@ uint32_t least_workers(const std::vector<Setting>& settings) {
   return wait.count() > 0 ? 1 : dsgd::or_all(least, all);
 }
 
-void check_together(std::vector<Setting> settings) {
+void check_settings_with_head(std::vector<Setting> settings) {
   LocalHead head(DSGD_LOG_WARNING);
   head.start(&settings);
 }

@@ -11,7 +11,7 @@
 namespace dsgd_tool {
 
 // Checks rules between keys: starts a head, which does the checks and warns, and stops it at once.
-void check_together(std::vector<Setting> settings);
+void check_settings_with_head(std::vector<Setting> settings);
 
 // Starts a head, unless there is one elsewhere, and the workers. Returns when all have ended. If the job goes
 // on after a worker has failed, starts a replacement and takes 1 from `restarts`; adds 1 again for each

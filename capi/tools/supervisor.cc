@@ -115,7 +115,7 @@ void Supervisor::note_lost(const std::set<std::string>& ids) {
 }
 
 // Sends the next signal to a lost worker, if it is due.
-void Supervisor::press(ChildProcess& child) {
+void Supervisor::signal_lost_worker(ChildProcess& child) {
   if (Clock::now() < child.signal_at) return;
   const bool last = child.next_signal == SIGKILL;
   stop(child, std::exchange(child.next_signal, SIGKILL));
@@ -157,7 +157,7 @@ void Supervisor::follow_joins() {
 void Supervisor::handle_events() {
   std::vector<pollfd> fds{{signal_fd_, POLLIN, 0},
                           {exits_, POLLIN, 0},
-                          {ending_ ? -1 : lifeline_, POLLIN, 0},
+                          {ending_ ? -1 : supervisor_fd_, POLLIN, 0},
                           {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()})
@@ -168,7 +168,7 @@ void Supervisor::handle_events() {
   follow_joins();
   handle_signals();
   char byte;
-  if (fds[2].revents && read(lifeline_, &byte, 1) <= 0) {
+  if (fds[2].revents && read(supervisor_fd_, &byte, 1) <= 0) {
     if (status_ == 0) status_ = 128 + SIGHUP;
     interrupt(SIGTERM);
   }
@@ -180,7 +180,7 @@ void Supervisor::handle_events() {
     task_();
     task_at_ = Clock::now() + interval_;
   }
-  for (const auto& child : children_) press(*child);
+  for (const auto& child : children_) signal_lost_worker(*child);
   if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
   if (Clock::now() >= kill_at_) {
     std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
@@ -243,7 +243,7 @@ void Supervisor::handle_signals() {
 void Supervisor::reap() {
   epoll_event events[16];
   for (int count; (count = epoll_wait(exits_, events, std::size(events), 0)) > 0;)
-    for (int i = 0; i < count; ++i) ended(*static_cast<ChildProcess*>(events[i].data.ptr));
+    for (int i = 0; i < count; ++i) on_exit(*static_cast<ChildProcess*>(events[i].data.ptr));
 }
 
 // The user, or the `dsgd run` that supervises this one, ends the job.

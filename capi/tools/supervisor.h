@@ -37,7 +37,7 @@ class Supervisor {
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
   // Ends all children when the other side closes `fd`.
-  void end_when_closed(int fd) { lifeline_ = fd; }
+  void end_when_closed(int fd) { supervisor_fd_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
   // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
@@ -85,9 +85,9 @@ class Supervisor {
  private:
   void handle_events();
   void handle_signals();
-  void press(ChildProcess& child);
+  void signal_lost_worker(ChildProcess& child);
   void reap();
-  void ended(ChildProcess& child);
+  void on_exit(ChildProcess& child);
   void report_first_failure(const ChildProcess& child, const std::string& how, int status);
   void follow_joins();
   void blame_unjoined();
@@ -107,7 +107,7 @@ class Supervisor {
   sigset_t old_mask_;
   int signal_fd_ = -1;
   int exits_ = -1;  // epoll of the children's pidfds, which it gives in the order in which they have ended
-  int lifeline_ = -1;
+  int supervisor_fd_ = -1;
   WorkerReports reports_;
   std::vector<std::shared_ptr<WaitNote>> notes_;
   std::shared_ptr<WaitNote> head_, others_;

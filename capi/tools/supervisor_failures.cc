@@ -32,7 +32,7 @@ void Supervisor::blame_unjoined() {
   report_first_failure(child, who + " ended without joining the job; the other workers wait for it", 1);
 }
 
-void Supervisor::ended(ChildProcess& child) {
+void Supervisor::on_exit(ChildProcess& child) {
   close(std::exchange(child.pidfd, -1));
   // The zombie is kept until its group has been killed, so that the group's number cannot belong to others.
   kill(-child.pid, SIGKILL);
@@ -90,7 +90,7 @@ void Supervisor::report_first_failure(const ChildProcess& child, const std::stri
   std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
                others ? "; ending the others" : "");
   if (ending_ || status_ == 0) status_ = status;
-  if (children_.size() > 1 || lifeline_ >= 0) {
+  if (children_.size() > 1 || supervisor_fd_ >= 0) {
     first_failure_ = failure.text() + (line ? " (" + child.kind + " " + child.name + ")" : "");
   }
   if (ending_) return;

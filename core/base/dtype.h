@@ -46,7 +46,7 @@ inline constexpr bool valid_reduction(int32_t reduction) {
   return reduction >= 0 && reduction < static_cast<int32_t>(std::size(kReductionNames));
 }
 
-// Numbers that another worker has sent may be in no table.
+// Another worker may send a number that is in no table; it has size 0 and the name "unknown".
 inline constexpr size_t dtype_size(DType dtype) {
   const auto number = static_cast<int32_t>(dtype);
   return valid_dtype(number) ? kDTypeRows[number].size : 0;

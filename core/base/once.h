@@ -1,4 +1,4 @@
-// A callback for an event that several sources may report.
+// A callback that passes on its first call only.
 #pragma once
 
 #include <functional>

@@ -158,8 +158,7 @@ constexpr struct {
     {"straggler_timeout", Type::kDuration, "0", "0 or 500ms..24h",
      "Time after which the head evicts a worker that all others wait for and that waits for none. The "
      "others go on without it. At least `lease`; should be less than `step_timeout`. Needs min_workers less "
-     "than "
-     "num_workers, max_workers more, or rejoin_timeout. Equal on the head and all workers. 0: off."},
+     "than num_workers, max_workers more, or rejoin_timeout. Equal on the head and all workers. 0: off."},
     {"strategy", Type::kChoice, "allreduce", "simple | ps | allreduce | mirrored | multi_worker_mirrored",
      "How gradients become new values, unless the program sets another strategy. The last two are other "
      "names of allreduce. A host may register more."},

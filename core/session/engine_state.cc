@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/views_change.h"
 #include "core/session/saved_parts.h"
 #include "core/session/signature.h"
 #include "transport/schema/codec.h"
@@ -41,8 +42,8 @@ Status EngineState::check_strategy(const StrategySpec& strategy) const {
     return Status(
                Code::kUnsupported,
                "strategy '" + strategy.name() +
-                   "' keeps one copy of the optimizer's state, so the job could not go on in another "
-                   "view (min_workers or max_workers differs from num_workers, or rejoin_timeout is set); " +
+                   "' keeps one copy of the optimizer's state, so the job could not go on in another view (" +
+                   kViewsChangeWhen + "); " +
                    (strategy.traits().takes_copies ? "set copies=2 or more, use " : "use ") +
                    "allreduce or simple, or leave all three unset")
         .with_parameter("min_workers");
@@ -57,8 +58,8 @@ Status EngineState::check_strategy(const StrategySpec& strategy) const {
   if (options.views_change && model.optimizer->is_none()) {
     return Status(Code::kUnsupported,
                   "optimizer 'none' leaves the update to the host, so a worker could not copy it in another "
-                  "view (min_workers or max_workers differs from num_workers, or rejoin_timeout is set); use "
-                  "another optimizer, or leave all three unset")
+                  "view (" +
+                      std::string(kViewsChangeWhen) + "); use another optimizer, or leave all three unset")
         .with_parameter("min_workers");
   }
   if (started && strategy.traits().takes_algorithm && strategy.algorithm->nccl == NcclUse::kRequired &&

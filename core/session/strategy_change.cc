@@ -16,6 +16,23 @@ namespace dsgd {
 
 using transport::BulkHeader;
 
+namespace {
+
+// Returns an error that names the first worker whose plan differs from rank 0's; OK: all plans are equal.
+Status disagreement(const Calls::Parts& all) {
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
+                                       text_of(all[0]) + "', rank " + std::to_string(rank) + " for '" +
+                                       text_of(all[rank]) + "'; give the same arguments everywhere")
+        .with_rank(static_cast<int32_t>(rank))
+        .with_operation("dsgd_strategy_set");
+  }
+  return {};
+}
+
+}  // namespace
+
 Status StrategyChange::replan() {
   if (!state_.started) return {};
   auto plan = state_.plan_of(state_.step.strategy());
@@ -48,7 +65,8 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
   if (Status status = state_.admit_call(); !status.ok()) return done(status);
   done = state_.begin_change(std::move(done));
   const std::shared_ptr<Call> call = state_.calls.begin(&done, options);
-  done = once(std::move(done));  // it may time out in a new view before it ends
+  // A prepared change may end twice: at its deadline (defer_to_reports) and by its own end.
+  done = once(std::move(done));
   auto planned = state_.plan_of(strategy);
   const std::string mine = describe_plan(planned, strategy);
   const Status unusable = planned.status();
@@ -67,15 +85,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
       [this, call, plan, unusable, done, change](const Status& status, const Calls::Parts& all) {
         if (state_.defer_to_reports(*call)) return;
         if (!status.ok()) return done(status);
-        for (size_t rank = 1; rank < all.size(); ++rank) {
-          if (all[rank] == all[0]) continue;
-          return done(Status(Code::kMismatch, "dsgd_strategy_set: workers disagree: rank 0 asks for '" +
-                                                  text_of(all[0]) + "', rank " + std::to_string(rank) +
-                                                  " for '" + text_of(all[rank]) +
-                                                  "'; give the same arguments everywhere")
-                          .with_rank(static_cast<int32_t>(rank))
-                          .with_operation("dsgd_strategy_set"));
-        }
+        if (Status differs = disagreement(all); !differs.ok()) return done(differs);
         if (!unusable.ok()) return done(unusable);
         move_state(call, [this, call, plan, done, change](const Status& moved) {
           if (!moved.ok()) return done(moved);
@@ -175,11 +185,11 @@ void StrategyChange::gather_state(const std::shared_ptr<Call>& call, std::shared
   state_.calls.schedule(
       call,
       [this, buffer, element, plan, index](uint64_t operation, Done ended) {
-        const Bucket& bucket = plan->buckets[index];
+        const Bucket& gathered = plan->buckets[index];
         BulkHeader header =
-            shape_of(operation, Kind::kStrategy, bucket.dtype, Algorithm::kDirect, bucket.elements);
+            shape_of(operation, Kind::kStrategy, gathered.dtype, Algorithm::kDirect, gathered.elements);
         DirectPlan direct;
-        direct.slices = slices_between(bucket.bounds);
+        direct.slices = slices_between(gathered.bounds);
         direct.reduce = false;
         direct.element = direct.result_element = element;
         direct.data = direct.result = buffer->data();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/base/views_change.h"
 #include "transport/schema/codec.h"
 
 namespace dsgd {
@@ -50,11 +51,9 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
     return fail(Code::kUnsupported,
                 "algorithm = nccl cannot be used with reproducible = 1, which reduces on the CPU; use auto");
   if (demanded && state_.options.views_change)
-    return fail(
-        Code::kUnsupported,
-        "algorithm = nccl cannot be used where min_workers or max_workers differs from num_workers, or "
-        "rejoin_timeout is set: "
-        "NCCL does not go on in another view; use auto, or leave all three unset");
+    return fail(Code::kUnsupported,
+                "algorithm = nccl cannot be used where " + std::string(kViewsChangeWhen) +
+                    ": NCCL does not go on in another view; use auto, or leave all three unset");
   if (algorithm->nccl == NcclUse::kNever || state_.options.step.reproducible || state_.options.views_change ||
       all_gpus < 2)
     return done({});

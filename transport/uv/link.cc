@@ -57,6 +57,24 @@ class Incoming final : public capnp::IncomingRpcMessage {
   kj::Own<Frame> frame_;
 };
 
+size_t nbytes_of(const Frame& frame) { return frame.words() * sizeof(capnp::word); }
+
+bool is_small_chunk(const Frame& frame, capnp::rpc::Message::Reader message) {
+  if (!message.isCall() || frame.segment_count() != 1) return false;
+  const auto call = message.getCall();
+  return call.getInterfaceId() == capnp::typeId<schema::Wire>() && call.getMethodId() == kPushMethod &&
+         nbytes_of(frame) <= kSmallBytes + kHeldBytes;
+}
+
+// Returns why the link goes down; OK: a goodbye.
+Status reason_of_abort(capnp::rpc::Exception::Reader abort) {
+  const auto reason = abort.getReason();
+  if (reason == kGoodbye) return {};
+  if (reason == kCorrupted)
+    return {Code::kCorrupted, "the peer received a frame that failed its CRC32C check"};
+  return {Code::kWorkerLost, "the peer broke the connection off: " + std::string(reason.cStr())};
+}
+
 }  // namespace
 
 class Link::RpcConnection final : public TwoPartyNetwork::Connection {
@@ -340,24 +358,9 @@ std::optional<Status> Link::inspect(Frame& frame) {
   std::optional<Status> why;
   KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&] {
                  auto message = frame.getRoot<capnp::rpc::Message>();
-                 if (message.isCall() && frame.segment_count() == 1) {
-                   const auto call = message.getCall();
-                   const size_t nbytes = frame.words() * sizeof(capnp::word);
-                   if (call.getInterfaceId() == capnp::typeId<schema::Wire>() &&
-                       call.getMethodId() == kPushMethod && nbytes <= kSmallBytes + kHeldBytes) {
-                     small_questions_[call.getQuestionId()] = nbytes;
-                   }
-                 }
-                 if (!message.isAbort()) return;
-                 auto reason = message.getAbort().getReason();
-                 if (reason == kCorrupted) {
-                   why = Status(Code::kCorrupted, "the peer received a frame that failed its CRC32C check");
-                 } else if (reason == kGoodbye) {
-                   why = Status();
-                 } else {
-                   why = Status(Code::kWorkerLost,
-                                "the peer broke the connection off: " + std::string(reason.cStr()));
-                 }
+                 if (is_small_chunk(frame, message))
+                   small_questions_[message.getCall().getQuestionId()] = nbytes_of(frame);
+                 if (message.isAbort()) why = reason_of_abort(message.getAbort());
                })) {
     why =
         Status(Code::kIo, std::string("a malformed message arrived: ") + exception->getDescription().cStr());
