@@ -325,9 +325,8 @@ void BufferCopier::give_up(const ActivePtr& active, const Status& cause, transpo
   active->timer = loop_.schedule(loop_.now() + timeout, [this, active] {
     active->timer = 0;
     end(active,
-        Status(active->cause.code(),
-               active->cause.message() + "; " + active->device() +
-                   " hangs, and may still use the buffer until the session is freed")
+        Status(active->cause.code(), active->cause.message() + "; " + active->device() +
+                                         " hangs, and may still use the buffer until the session is freed")
             .with_rank(active->cause.rank(), active->cause.host()));
   });
 }

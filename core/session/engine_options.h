@@ -1,4 +1,4 @@
-// The options of an engine, from the configuration of its session.
+// The options of an engine. The worker reads them from the configuration (worker.cc).
 #pragma once
 
 #include <cstddef>

@@ -116,9 +116,9 @@ void Engine::enter_view() {
                       " workers: " + state_.view_cause.message());
   if (on_view_) on_view_(next.view);
   for (const auto& [rank, call] : next.departures) state_.mesh->peers.note_departure(rank, call);
-  state_.step.when_devices_done(
-      waiter_, state_.in_view(
-                   [this](const Status& status) { status.ok() ? begin_agreement() : fail(status, true); }));
+  state_.step.when_devices_done(waiter_, state_.in_view([this](const Status& status) {
+    status.ok() ? begin_agreement() : fail(status, true);
+  }));
 }
 
 // A learner is in a view for the first time. It has nothing to end.

@@ -17,8 +17,8 @@ enum class ReadOutcome {
   kBlocked,  // nothing more to read until the socket is readable again
   // No receive memory is free, and frames of this connection hold some. Call again when memory is freed.
   kStarved,
-  kEnd,      // the peer has ended the stream
-  kError,    // broken or malformed; *error says why
+  kEnd,    // the peer has ended the stream
+  kError,  // broken or malformed; *error says why
 };
 
 class ReadAhead {
