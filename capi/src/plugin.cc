@@ -127,7 +127,7 @@ int32_t dsgd_schedule_add(dsgd_schedule* schedule, int32_t transfer, int32_t rou
                           "; use a value of DSGD_TRANSFER_*");
     }
     // The check of the schedule reports the excess.
-    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMostTransfers) return {};
+    if (schedule->transfers->size() > dsgd::ScheduleAlgorithm::kMaxTransfers) return {};
     schedule->transfers->push_back({static_cast<dsgd::TransferKind>(transfer), round, peer, begin, count});
     return {};
   });

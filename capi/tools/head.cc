@@ -92,7 +92,7 @@ Command add_head(CLI::App& app) {
                  "Address to listen on, HOST:PORT or unix:PATH; port 0: any (default: DSGD_HEAD)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers of the job (default: DSGD_NUM_WORKERS, else 1)")
-      ->check(whole_number(1, kMostWorkers));
+      ->check(whole_number(1, kMaxWorkers));
   add_job_options(app, options.get());
   app.add_flag("--supervised", options->supervised)->group("");  // see remote.h
   app.footer(

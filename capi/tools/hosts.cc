@@ -15,9 +15,9 @@ namespace dsgd_tool {
 namespace {
 
 uint32_t parse_workers(const std::string& where, const std::string& text) {
-  if (!whole_number(1, kMostWorkers)(text).empty())
+  if (!whole_number(1, kMaxWorkers)(text).empty())
     throw UsageError(where,
-                     "'" + text + "' is not a number of workers (1 to " + std::to_string(kMostWorkers) + ")");
+                     "'" + text + "' is not a number of workers (1 to " + std::to_string(kMaxWorkers) + ")");
   return static_cast<uint32_t>(std::stoul(text));
 }
 

@@ -26,7 +26,7 @@ namespace dsgd_tool {
 namespace {
 
 constexpr double kLongestGrace = 24 * 3600;
-constexpr int kMostRestarts = 1000000;
+constexpr int kMaxRestarts = 1000000;
 
 // Keys that `dsgd run` sets for each worker itself, each with the advice for a user who sets it by --set.
 const std::map<std::string, std::string> kOwnKeys = {
@@ -246,10 +246,10 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
                  "Address of a head that runs elsewhere (default: DSGD_HEAD; else a head is started here)");
   app.add_option("--num-workers", options->num_workers,
                  "Workers that the job begins with, with --head (default: --first-rank and those here)")
-      ->check(whole_number(1, kMostWorkers));
+      ->check(whole_number(1, kMaxWorkers));
   app.add_option("--first-rank", options->first_rank,
                  "Rank of the first worker here, with --head (default 0)")
-      ->check(whole_number(0, kMostWorkers - 1));
+      ->check(whole_number(0, kMaxWorkers - 1));
   app.add_flag(
          "--join", options->join,
          "The workers join a job that already runs, with --head and --num-workers. They have no ranks of "
@@ -292,7 +292,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
          "Number of restarts after a failure (default 0). If the job goes on without the worker "
          "(min_workers), only that worker is started again; otherwise all workers are, and continue from "
          "their last checkpoint if the program loads it")
-      ->check(whole_number(0, kMostRestarts))
+      ->check(whole_number(0, kMaxRestarts))
       ->excludes("--hosts")
       ->excludes("--hostfile");
   app.add_option("--env", options->variables,

@@ -113,7 +113,7 @@ class Job {
   int next_;                                   // number of the next worker that joins as the job runs
   uint32_t started_ = 0, replaced_ = 0;        // workers
   uint32_t scale_requests_ = 0;                // that have been followed
-  uint32_t most_workers_ = kMostWorkers;       // while `dsgd scale` wants fewer than there are
+  uint32_t most_workers_ = kMaxWorkers;        // while `dsgd scale` wants fewer than there are
   std::string stopped_;                        // id of the worker that was stopped last
   uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
   LocalHead head_;
@@ -262,7 +262,7 @@ void Job::scale(const JobState& job) {
       start_worker(next_, "worker-" + std::to_string(next_));
   }
   if (running <= most_workers_) {
-    most_workers_ = kMostWorkers;
+    most_workers_ = kMaxWorkers;
   } else if (settled) {
     stopped_ = supervisor_->stop_worker();
   }

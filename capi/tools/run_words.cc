@@ -97,7 +97,7 @@ std::vector<CommandGroup> parse_command_groups(const std::vector<std::string>& w
 
 // CLI11 reads mpirun's -np as -n with the value p.
 std::string count_fault(const std::string& text) {
-  std::string fault = whole_number(1, kMostWorkers)(text);
+  std::string fault = whole_number(1, kMaxWorkers)(text);
   if (!fault.empty() && text.starts_with('p')) fault += "; the option is -n, not -np";
   return fault;
 }

@@ -232,7 +232,7 @@ Command add_scale(CLI::App& app) {
   auto options = std::make_shared<ScaleOptions>();
   app.add_option("WORKERS", options->workers, "Number of workers wanted")
       ->required()
-      ->check(whole_number(1, kMostWorkers));
+      ->check(whole_number(1, kMaxWorkers));
   add_head_options(app, options.get());
   app.footer(
       "The head keeps the number and starts nothing itself. A `dsgd run` that has started this head on its\n"

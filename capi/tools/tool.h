@@ -20,7 +20,7 @@ class App;  // its header takes seconds to compile, so only what adds options in
 namespace dsgd_tool {
 
 inline constexpr int kExitUsage = 2;
-inline constexpr int kMostWorkers = 65536;  // of one job
+inline constexpr int kMaxWorkers = 65536;  // of one job
 
 // A check of an option whose value is a whole number within these bounds.
 std::function<std::string(const std::string&)> whole_number(int least, int most);

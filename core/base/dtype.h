@@ -20,7 +20,7 @@ enum class DType : uint8_t {
 };
 enum class Reduction : uint8_t { kSum = 0, kMin = 1, kMax = 2, kProd = 3, kMean = 4 };
 
-inline constexpr size_t kMostDimensions = 64;  // of a parameter or an object
+inline constexpr size_t kMaxDimensions = 64;  // of a parameter or an object
 
 inline constexpr bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
 inline constexpr bool is_floating(DType dtype) {

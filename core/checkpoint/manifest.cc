@@ -20,7 +20,7 @@ using nlohmann::json;
 constexpr const char* kFormat = "dsgd-checkpoint";
 constexpr std::string_view kChecksumField = ",\"xxh3\":\"", kTextEnd = "\"}\n";
 constexpr size_t kChecksumDigits = 16;
-constexpr uint64_t kMostWorkers = 65536;
+constexpr uint64_t kMaxWorkers = 65536;
 
 Status bad_manifest(const std::string& what) { return Status(Code::kIo, "the manifest " + what); }
 
@@ -239,7 +239,7 @@ Result<Manifest> read_manifest(std::string_view text) {
   from.read("library", &manifest.library);
   from.read("step", &manifest.step, uint64_t{INT64_MAX});
   from.read("view", &view, uint64_t{INT64_MAX});
-  from.read("workers", &workers, kMostWorkers);
+  from.read("workers", &workers, kMaxWorkers);
   from.read("strategy", &manifest.strategy);
   from.read("optimizer", &manifest.optimizer);
   from.read("learning_rate", &manifest.learning_rate, 0);

@@ -17,7 +17,7 @@ constexpr std::pair<DType, const char*> kStoredDtypes[] = {
     {DType::kFloat32, "F32"},   {DType::kFloat64, "F64"}, {DType::kInt32, "I32"},
     {DType::kInt64, "I64"},     {DType::kUint8, "U8"},    {DType::kFloat16, "F16"},
     {DType::kBfloat16, "BF16"}, {DType::kInt8, "I8"},     {DType::kUint64, "U64"}};
-constexpr uint64_t kMostElements = uint64_t{1} << 46;  // as dsgd_parameter_add allows
+constexpr uint64_t kMaxElements = uint64_t{1} << 46;  // as dsgd_parameter_add allows
 
 Status bad_header(const std::string& what) { return Status(Code::kIo, "the safetensors header " + what); }
 
@@ -35,9 +35,9 @@ bool read_place(const json& from, StoredTensor* to) {
 }
 
 bool read_shape(const json& from, std::vector<int64_t>* to) {
-  if (!from.is_array() || from.size() > kMostDimensions) return false;
+  if (!from.is_array() || from.size() > kMaxDimensions) return false;
   for (const json& dimension : from) {
-    if (!dimension.is_number_unsigned() || dimension.get<uint64_t>() > kMostElements) return false;
+    if (!dimension.is_number_unsigned() || dimension.get<uint64_t>() > kMaxElements) return false;
     to->push_back(static_cast<int64_t>(dimension.get<uint64_t>()));
   }
   return true;
@@ -81,7 +81,7 @@ bool count_elements(std::span<const int64_t> shape, uint64_t* count) {
   if (std::any_of(shape.begin(), shape.end(), [](int64_t dimension) { return dimension < 0; })) return false;
   *count = std::find(shape.begin(), shape.end(), 0) == shape.end() ? 1 : 0;
   for (const int64_t dimension : shape) {
-    if (*count > 0 && *count > kMostElements / static_cast<uint64_t>(dimension)) return false;
+    if (*count > 0 && *count > kMaxElements / static_cast<uint64_t>(dimension)) return false;
     *count *= static_cast<uint64_t>(dimension);
   }
   return true;

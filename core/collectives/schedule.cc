@@ -10,7 +10,7 @@ namespace dsgd {
 namespace {
 
 // Limit of the work of one check: the number of transfers times the segments that each covers.
-constexpr uint64_t kMostWork = uint64_t{1} << 24;
+constexpr uint64_t kMaxWork = uint64_t{1} << 24;
 
 std::string range_text(uint64_t begin, uint64_t count) {
   return "elements " + std::to_string(begin) + " to " + std::to_string(begin + count);
@@ -119,13 +119,13 @@ class Check {
 
 Status Check::take(int32_t rank, std::vector<Transfer> transfers) {
   const std::string who = "rank " + std::to_string(rank) + ' ';
-  if (transfers.size() > ScheduleAlgorithm::kMostTransfers) {
+  if (transfers.size() > ScheduleAlgorithm::kMaxTransfers) {
     return wrong(who + "has " + std::to_string(transfers.size()) + " transfers, at most " +
-                 std::to_string(ScheduleAlgorithm::kMostTransfers) + " are possible");
+                 std::to_string(ScheduleAlgorithm::kMaxTransfers) + " are possible");
   }
   transfers_ += transfers.size();
-  if (transfers_ > ScheduleAlgorithm::kMostOfAll) {
-    return wrong("the ranks together have more than " + std::to_string(ScheduleAlgorithm::kMostOfAll) +
+  if (transfers_ > ScheduleAlgorithm::kMaxOfAll) {
+    return wrong("the ranks together have more than " + std::to_string(ScheduleAlgorithm::kMaxOfAll) +
                  " transfers");
   }
   for (const Transfer& transfer : transfers) {
@@ -188,7 +188,7 @@ Status Check::outcome() const {
       work += last - first;
     }
   }
-  if (work * Sums::words_of(size_) > kMostWork) {
+  if (work * Sums::words_of(size_) > kMaxWork) {
     return wrong("it has too many transfers to be checked; cut the elements into fewer ranges");
   }
 

@@ -63,8 +63,8 @@ void add_transfers(std::vector<Transfer>* transfers, TransferKind kind, int32_t 
 
 class ScheduleAlgorithm {
  public:
-  static constexpr size_t kMostTransfers = 65535;        // of one rank
-  static constexpr size_t kMostOfAll = size_t{1} << 20;  // of all ranks together
+  static constexpr size_t kMaxTransfers = 65535;        // of one rank
+  static constexpr size_t kMaxOfAll = size_t{1} << 20;  // of all ranks together
 
   // A pure function of its arguments; may be called from any thread.
   using Write =

@@ -14,9 +14,9 @@ namespace dsgd {
 using transport::BulkHeader;
 using transport::BulkReceipt;
 
-// Of a schedule that sends more than kMostCopied bytes, only the smallest chunks are copied, since all copies
+// Of a schedule that sends more than kMaxCopied bytes, only the smallest chunks are copied, since all copies
 // may exist at once.
-constexpr uint64_t kMostCopied = 16 << 20;
+constexpr uint64_t kMaxCopied = 16 << 20;
 constexpr size_t kAlwaysCopied = 4096;
 
 Scheduled::Scheduled(Operations& operations, const BulkHeader& shape, ScheduledPlan plan, Done done,
@@ -48,7 +48,7 @@ void Scheduled::start() {
     }
     if (state.waits_for == 0) ready_.push_back(entry);
   }
-  if (sent <= kMostCopied) copied_bytes_ = transport::kSmallBytes;
+  if (sent <= kMaxCopied) copied_bytes_ = transport::kSmallBytes;
   begin_ready();
 }
 
@@ -188,7 +188,7 @@ std::vector<int32_t> Scheduled::missing() const {
 
 // A transfer's number among those between two ranks travels in 16 bits (BulkHeader::phase), and a rank sends
 // at most twice the data. So this bounds the number of blocks.
-constexpr uint64_t kMostBlocks = 1 << 15;
+constexpr uint64_t kMaxBlocks = 1 << 15;
 
 Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm& algorithm,
                                                         AllReduceCall call) {
@@ -196,7 +196,7 @@ Result<std::unique_ptr<Task>> make_scheduled_all_reduce(const AllReduceAlgorithm
   AllReducePlan& plan = call.plan;
   const size_t element = dtype_size(plan.dtype);
   const uint64_t chunk = call.operations.peers().chunk_bytes() / element;
-  const uint64_t block = chunk * (1 + 2 * plan.count / (chunk * kMostBlocks));
+  const uint64_t block = chunk * (1 + 2 * plan.count / (chunk * kMaxBlocks));
   auto schedule = algorithm.schedules->schedule(call.group->own_index, call.group->size(), plan.count,
                                                 algorithm.registered() ? 0 : block);
   if (!schedule.ok()) return schedule.status();

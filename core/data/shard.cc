@@ -16,7 +16,7 @@ class Permutation {
  public:
   Permutation(uint64_t samples, uint64_t seed, uint64_t epoch) : samples_(samples) {
     const int bits = samples > 1 ? std::bit_width(samples - 1) : 0;
-    rounds_ = bits <= kSmallBits ? kMostRounds : kMostRounds / 4;
+    rounds_ = bits <= kSmallBits ? kMaxRounds : kMaxRounds / 4;
     low_bits_ = bits / 2;
     low_mask_ = mask(low_bits_);
     high_mask_ = mask(bits - low_bits_);
@@ -36,7 +36,7 @@ class Permutation {
  private:
   // Every two rounds reduce the correlation between the outputs of two inputs by a factor of 2^-(bits/2), so
   // halves of a few bits need many rounds.
-  static constexpr int kSmallBits = 10, kMostRounds = 32;
+  static constexpr int kSmallBits = 10, kMaxRounds = 32;
 
   static uint64_t mask(int bits) { return (uint64_t{1} << bits) - 1; }  // bits <= 32
 
@@ -49,7 +49,7 @@ class Permutation {
     return high << low_bits_ | low;
   }
 
-  uint64_t samples_, low_mask_, high_mask_, keys_[kMostRounds];
+  uint64_t samples_, low_mask_, high_mask_, keys_[kMaxRounds];
   int rounds_, low_bits_;
 };
 

@@ -24,9 +24,9 @@ using SharedObject = std::shared_ptr<const Object>;
 
 // Returns why an object of `nbytes` bytes cannot have this dtype and shape; "" if it can.
 inline std::string object_mismatch(int32_t dtype, std::span<const int64_t> shape, uint64_t nbytes) {
-  if (shape.size() > kMostDimensions) {
+  if (shape.size() > kMaxDimensions) {
     return "ndim is " + std::to_string(shape.size()) + "; an object has at most " +
-           std::to_string(kMostDimensions) + " dimensions";
+           std::to_string(kMaxDimensions) + " dimensions";
   }
   if (dtype == Object::kNoType)
     return shape.empty() ? "" : "it has a shape but no dtype; give a dtype, or ndim 0 for bytes";

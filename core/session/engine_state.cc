@@ -97,10 +97,10 @@ Result<Plan> EngineState::plan_of(const StrategySpec& strategy, bool frozen_too)
   auto plan = make_plan(planned, strategy, plan_options);
   if (plan.ok() && options.views_change && strategy.traits().owner_updates()) {
     const size_t ranges = key_ranges(plan.value()).size();
-    if (ranges > transport::kMostHeldRanges) {
+    if (ranges > transport::kMaxHeldRanges) {
       return Status(Code::kLimit, "strategy '" + strategy.name() + "' cuts this model into " +
                                       std::to_string(ranges) + " key ranges; at most " +
-                                      std::to_string(transport::kMostHeldRanges) +
+                                      std::to_string(transport::kMaxHeldRanges) +
                                       " are possible in a job that goes on in another view; use a larger "
                                       "bucket_size (up to 256K), or allreduce");
     }

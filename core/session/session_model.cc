@@ -52,9 +52,9 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
                std::string("trained parameters are float32, float64, float16 or bfloat16, not ") +
                    dtype_name(dtype) + "; add it with DSGD_UNTRAINED");
   }
-  if (shape.size() > kMostDimensions)
+  if (shape.size() > kMaxDimensions)
     return Status(Code::kInvalidArgument, "dsgd_parameter_add: ndim is " + std::to_string(shape.size()) +
-                                              "; a parameter has at most " + std::to_string(kMostDimensions) +
+                                              "; a parameter has at most " + std::to_string(kMaxDimensions) +
                                               " dimensions");
   for (int64_t dimension : shape) {
     if (dimension < 0) {

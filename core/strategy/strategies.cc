@@ -114,7 +114,7 @@ Result<StrategySpec> Strategies::parse(const std::string& name, const std::strin
   if (spec.traits().takes_algorithm) words->choice("algorithm", &algorithm, names_of(algorithms_));
   if (spec.traits().takes_copies) {
     spec.copies = default_copies;
-    words->integer("copies", &spec.copies, 1, kMostCopies);
+    words->integer("copies", &spec.copies, 1, kMaxCopies);
   }
   DSGD_RETURN_IF_ERROR(words->finish());
   if (spec.traits().takes_algorithm) DSGD_RETURN_IF_ERROR(this->algorithm(algorithm).into(&spec.algorithm));

@@ -34,7 +34,7 @@ struct Strategy {  // a row of the table
   bool registered = false;  // by the host
 };
 
-inline constexpr int32_t kMostCopies = 8;
+inline constexpr int32_t kMaxCopies = 8;
 
 struct StrategySpec {
   StrategySpec();  // allreduce

@@ -23,7 +23,7 @@ static struct {
                {"hidden.bias", {128}, 1},
                {"output.weight", {128, 10}, 2},
                {"output.bias", {10}, 1}};
-enum { kMostTensors = sizeof tensors / sizeof tensors[0] };
+enum { kMaxTensors = sizeof tensors / sizeof tensors[0] };
 
 static size_t elements(int tensor) {
   size_t count = 1;
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
   check_options(argc, argv, kOptions);
   const size_t asked = (size_t)count_option(argc, argv, "--steps"), steps = asked ? asked : 2000;
   const long of_one = count_option(argc, argv, "--elements");
-  const int tensor_count = of_one ? 1 : kMostTensors;
+  const int tensor_count = of_one ? 1 : kMaxTensors;
   if (of_one) tensors[0].shape[0] = of_one, tensors[0].shape[1] = 1;
 
   dsgd_error* error = NULL;
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
   dsgd_replica* replica;
   check(dsgd_init(NULL, &session, &error), &error);
   check(dsgd_replica_add(session, "cpu", &replica, &error), &error);
-  float* values[kMostTensors];
+  float* values[kMaxTensors];
   for (int t = 0; t < tensor_count; ++t) {
     dsgd_parameter* parameter;
     void *value, *gradient;

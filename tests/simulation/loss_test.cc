@@ -140,7 +140,7 @@ struct Sample {
   auto operator<=>(const Sample&) const = default;
 };
 
-constexpr int64_t kMostSteps = 2000;
+constexpr int64_t kMaxSteps = 2000;
 
 struct WorkerRecord {
   int first = 0;  // step that the worker has made
@@ -198,7 +198,7 @@ void train(const Job& job, Cluster& cluster, Session& session, int worker, Worke
   std::shared_ptr<TensorMemory> sums;
   Parameter* of_samples = nullptr;
   if (job.samples > 0) {
-    const int64_t size = job.samples + kMostSteps;
+    const int64_t size = job.samples + kMaxSteps;
     of_samples = session.add_parameter("samples", DType::kFloat32, {&size, 1}, true).value();
     sums = session.alloc(replica, of_samples).value();
     std::fill_n(static_cast<float*>(sums->value), size, 0.0f);
@@ -222,7 +222,7 @@ void train(const Job& job, Cluster& cluster, Session& session, int worker, Worke
     seen->drawn[step] = std::exchange(drawn, {});
     if (!shard) return size_t{0};
     float* const of_sample = static_cast<float*>(sums->gradient);
-    std::fill_n(of_sample, job.samples + kMostSteps, 0.0f);
+    std::fill_n(of_sample, job.samples + kMaxSteps, 0.0f);
     for (const Sample& sample : seen->drawn[step]) of_sample[sample.index] += 1;
     of_sample[job.samples + step] = static_cast<float>(1 << worker);
     return seen->drawn[step].size();
@@ -281,7 +281,7 @@ void train(const Job& job, Cluster& cluster, Session& session, int worker, Worke
     }
     StepResult last;
     for (; !job.closes_at_once && !last.all_done; ++k) {
-      if (k == kMostSteps) std::abort();
+      if (k == kMaxSteps) std::abort();
       const double weight = compute(k) > 0 ? 1 : 0;
       if (!cluster.note(worker, "last step", [&] { return session.step(weight, &last); })) return;
       // The change of the step's element of the samples' parameter.
@@ -460,7 +460,7 @@ class Outcome {
       found.push_back("the head says that the job has failed: " +
                       (cluster_->head_result() ? cluster_->head_result()->message() : "it has not ended") +
                       '\n' + cluster_->histories());
-    if (reference) check_values(reference->values, kMostSteps, "the model", *reference, &found);
+    if (reference) check_values(reference->values, kMaxSteps, "the model", *reference, &found);
     if (reference && reference->first == 0 && job_.samples > 0) check_samples(*reference, &found);
     for (const auto& [w, step] : job_.leaves) {
       const WorkerRecord& mine = seen[static_cast<size_t>(w)];
@@ -596,7 +596,7 @@ class Outcome {
       const auto memory = session.alloc(replica, parameter).value();
       std::shared_ptr<TensorMemory> sums;
       if (job_.samples > 0) {
-        const int64_t size = job_.samples + kMostSteps;
+        const int64_t size = job_.samples + kMaxSteps;
         sums =
             session
                 .alloc(replica, session.add_parameter("samples", DType::kFloat32, {&size, 1}, true).value())

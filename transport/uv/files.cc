@@ -24,7 +24,7 @@
 namespace dsgd::transport::uv {
 namespace {
 
-constexpr int kMostLinks = 40;  // that are followed, as by Linux
+constexpr int kMaxLinks = 40;  // that are followed, as by Linux
 
 Status file_error(const std::string& what, const std::string& path, int error) {
   const bool missing = error == ENOENT;
@@ -160,7 +160,7 @@ class PosixFiles final : public Files {
   Result<std::string> resolve(const std::string& path) override {
     std::string end = path;
     for (int links = 0; const auto target = link_target(end); ++links) {
-      if (links == kMostLinks) return file_error("follow the links of", path, ELOOP);
+      if (links == kMaxLinks) return file_error("follow the links of", path, ELOOP);
       end = *target;
     }
     const size_t name = end.rfind('/') + 1;  // 0: it is in the working folder

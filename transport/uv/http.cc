@@ -19,7 +19,7 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-constexpr size_t kMostAnswerBytes = 4 << 20;         // of etcd: 1.5 MiB in Base64, if its limit is not raised
+constexpr size_t kMaxAnswerBytes = 4 << 20;          // of etcd: 1.5 MiB in Base64, if its limit is not raised
 constexpr Duration kIdle = std::chrono::minutes(1);  // multi_wakeup() ends the wait earlier
 constexpr Duration kNameAge = std::chrono::minutes(1);  // after which a name is looked up again
 // A folder without certificates. By default libcurl may also trust the CAs of the system.
@@ -44,7 +44,7 @@ struct HttpCall {
 size_t take_piece(char* data, size_t size, size_t count, void* context) {
   auto& call = *static_cast<HttpCall*>(context);
   const size_t n = size * count, end_request = n + 1;  // any other result than n ends the request
-  if (n > kMostAnswerBytes - call.body.size()) {
+  if (n > kMaxAnswerBytes - call.body.size()) {
     call.too_long = true;
     return end_request;
   }

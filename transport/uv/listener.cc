@@ -28,7 +28,7 @@ Acceptor::Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, con
       handler_(handler),
       handshake_timeout_(options.handshake_timeout),
       max_pending_(static_cast<size_t>(
-          std::clamp((free_descriptors() - options.reserved_descriptors) / 2, kFewestPending, kMostPending))),
+          std::clamp((free_descriptors() - options.reserved_descriptors) / 2, kFewestPending, kMaxPending))),
       counters_(counters),
       tls_(std::move(tls)) {}
 

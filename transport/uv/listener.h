@@ -22,7 +22,7 @@ class Acceptor final : private PollFd::Handler {
  public:
   // Bounds on the number of pending connections: those whose handshake is not finished. The number is half of
   // the descriptors that were free at the start and are not reserved for the job, within these bounds.
-  static constexpr int64_t kFewestPending = 4, kMostPending = 64;
+  static constexpr int64_t kFewestPending = 4, kMaxPending = 64;
 
   Acceptor(UvLoop& loop, BoundSocket socket, AcceptHandler* handler, const ListenOptions& options,
            AcceptCounters& counters, std::shared_ptr<TlsContext> tls);

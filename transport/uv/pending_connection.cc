@@ -14,7 +14,7 @@ namespace dsgd::transport::uv {
 
 namespace {
 
-constexpr size_t kMostDrained = 256 << 10;  // bytes of a connection that has failed
+constexpr size_t kMaxDrained = 256 << 10;  // bytes of a connection that has failed
 
 }  // namespace
 
@@ -111,7 +111,7 @@ void Acceptor::PendingConnection::drain() {
   ssize_t n;
   while ((n = ::recv(poll_->fd(), ignored.data(), ignored.size(), 0)) > 0) {
     drained_ += static_cast<size_t>(n);
-    if (drained_ > kMostDrained) return close();
+    if (drained_ > kMaxDrained) return close();
   }
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   close();

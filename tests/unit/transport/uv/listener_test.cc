@@ -194,7 +194,7 @@ TEST_F(ListenerTest, WithoutDescriptorsItWaitsAndThenAccepts) {
 TEST_F(ListenerTest, TheOldestSilentConnectionMakesRoomForANewOne) {
   start();
   std::vector<uv::Fd> silent;
-  for (int64_t i = 0; i < uv::Acceptor::kMostPending; ++i) {
+  for (int64_t i = 0; i < uv::Acceptor::kMaxPending; ++i) {
     silent.push_back(connect_raw(port_of(listener->address())));
     ASSERT_TRUE(silent.back());
   }
@@ -210,7 +210,7 @@ TEST_F(ListenerTest, AConnectionInItsHandshakeIsNotEvictedBeforeSilentOnes) {
   const std::vector<uint8_t> beginning = {0, 0, 0, 0};  // half a word: the hello goes on
   ASSERT_EQ(::send(speaking.get(), beginning.data(), beginning.size(), 0), 4);
   std::vector<uv::Fd> silent;
-  for (int64_t i = 0; i < 3 * uv::Acceptor::kMostPending; ++i) {
+  for (int64_t i = 0; i < 3 * uv::Acceptor::kMaxPending; ++i) {
     silent.push_back(connect_raw(port_of(listener->address())));
     ASSERT_TRUE(silent.back());
   }
@@ -274,7 +274,7 @@ TEST_F(ListenerTest, SilentConnectionsLeaveTheDescriptorsToTheProcess) {
     ASSERT_TRUE(flood.done());
     connect();  // behind all of them in the backlog
     EXPECT_TRUE(call(*client, *channel, Renew{}).ok());
-    EXPECT_GE(make_uv_environment()->free_descriptors(), free_before - uv::Acceptor::kMostPending - 8);
+    EXPECT_GE(make_uv_environment()->free_descriptors(), free_before - uv::Acceptor::kMaxPending - 8);
   }
   setrlimit(RLIMIT_NOFILE, &before);
 }
