@@ -132,10 +132,10 @@ Result<Session::Collective> Session::allreduce(const void* send, void* receive, 
                                                Reduction reduction, const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
+  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_allreduce", dtype, reduction));
   DSGD_RETURN_IF_ERROR(check_aligned("all-reduce", "`send`", send, dtype));
   DSGD_RETURN_IF_ERROR(check_aligned("all-reduce", "`receive`", receive, dtype));
   DSGD_RETURN_IF_ERROR(check_apart("all-reduce", send, receive, nbytes));
-  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_allreduce", dtype, reduction));
   const Impl::Buffer to{"`receive`", receive, nbytes};
   auto buffers = impl_->locate_buffers("all-reduce", {"`send`", send, nbytes}, &to, options);
   if (!buffers.ok()) return buffers.status();
@@ -225,9 +225,9 @@ Result<Session::Collective> Session::reduce_scatter(const void* send, size_t sen
                                                     const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
+  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_reduce_scatter", dtype, reduction));
   DSGD_RETURN_IF_ERROR(check_aligned("reduce-scatter", "`send`", send, dtype));
   DSGD_RETURN_IF_ERROR(check_aligned("reduce-scatter", "`receive`", receive, dtype));
-  DSGD_RETURN_IF_ERROR(check_reduction("dsgd_reduce_scatter", dtype, reduction));
   auto place = impl_->place_in_view();
   if (!place.ok()) return place.status();
   auto parts = part_counts("reduce-scatter", element_counts, send_nbytes / dtype_size(dtype), place->size);
@@ -273,13 +273,12 @@ Result<std::shared_ptr<Operation>> Session::object_put(const std::string& name, 
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
   DSGD_RETURN_IF_ERROR(check_name("object", name));
-  if (data.size() > Object::kLargest) {
-    return Status(Code::kLimit, "object '" + name + "' has " + std::to_string(data.size()) +
+  const std::string object_name = std::string(Objects::kPut) + ": object '" + name + "'";
+  if (const std::string why = object_mismatch(dtype, shape, data.size()); !why.empty())
+    return Status(Code::kInvalidArgument, object_name + ": " + why);
+  if (data.size() > Object::kLargest)
+    return Status(Code::kLimit, object_name + " has " + std::to_string(data.size()) +
                                     " bytes; objects have at most 1 GiB; share a file instead");
-  }
-  if (const std::string why = object_mismatch(dtype, shape, data.size()); !why.empty()) {
-    return Status(Code::kInvalidArgument, "object '" + name + "': " + why);
-  }
   const SharedObject object(new Object{{data.begin(), data.end()}, dtype, {shape.begin(), shape.end()}});
   const auto operation = impl_->new_operation(Objects::kPut, options);
   operation->set_nbytes(data.size());
