@@ -1,7 +1,5 @@
 #include "transport/schema/codec.h"
 
-#include <iterator>
-
 #include "transport/schema/codec_capnp.h"
 #include "transport/schema/framing.h"
 
@@ -54,17 +52,6 @@ Status decode_status(std::span<const uint8_t> bytes, Status* status) {
 }
 Status decode_reply(std::span<const uint8_t> bytes, Result<Message>* reply) {
   return open<schema::Reply>(bytes, kMaxMessageBytes, [&](auto root) { return read(root, reply); });
-}
-
-const char* message_name(const Message& message) {
-  static constexpr const char* kNames[] = {
-      "Empty",      "JoinRequest",      "JoinReply",       "Watch",       "WatchReply",   "Renew",
-      "Leave",      "Report",           "OperationFailed", "PutObject",   "Goodbye",      "SessionFailed",
-      "HasBegun",   "ReportCut",        "DeleteObject",    "FetchObject", "Enter",        "HasCompleted",
-      "Progress",   "StatusRequest",    "StatusReply",     "Return",      "ScaleRequest", "FetchState",
-      "StateParts", "GatheringRequest", "GatheringReply"};
-  static_assert(std::size(kNames) == std::variant_size_v<Message>);
-  return kNames[message.index()];
 }
 
 }  // namespace dsgd::transport

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "transport/schema/codec.h"
 #include "transport/schema/field_reader.h"
 #include "transport/schema/fields.h"
 #include "transport/schema/message_fields.h"
@@ -108,6 +109,13 @@ void write_fields(const T& from, Builder to) {
   void write_part(const Type& from, schema::Message::Builder to) { write_fields(from, to.init##Type()); }
 DSGD_MESSAGES(DSGD_WRITE)
 #undef DSGD_WRITE
+#define DSGD_NAME(Type, KIND) \
+  const char* name_of(const Type&) { return #Type; }
+DSGD_MESSAGES(DSGD_NAME)
+DSGD_NAME(Empty, EMPTY)
+DSGD_NAME(StatusRequest, STATUS_REQUEST)
+DSGD_NAME(GatheringRequest, GATHERING_REQUEST)
+#undef DSGD_NAME
 void write_part(const Empty&, schema::Message::Builder to) { to.setEmpty(); }
 void write_part(const StatusRequest&, schema::Message::Builder to) { to.setStatusRequest(); }
 void write_part(const GatheringRequest&, schema::Message::Builder to) { to.setGatheringRequest(); }
@@ -196,6 +204,10 @@ Result<HelloReply> read(schema::HelloReply::Reader from) { return read_as<HelloR
 Result<Message> read(schema::Message::Reader from) { return read_as<Message>(from); }
 Result<HeadRecord> read(schema::HeadRecord::Reader from) { return read_as<HeadRecord>(from); }
 Result<BulkHeader> read(schema::BulkHeader::Reader from) { return read_as<BulkHeader>(from); }
+
+const char* message_name(const Message& message) {
+  return std::visit([](const auto& part) { return name_of(part); }, message);
+}
 
 size_t words_for(const Status& status) {
   if (status.ok()) return 0;
