@@ -342,9 +342,10 @@ Status Session::set_optimizer(const std::string& name, const std::string& option
   if (!optimizer.ok()) return optimizer.status();
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
+  const bool writes_gradients = optimizer.value()->is_none();
   for (const auto& bindings : model.bindings) {
-    for (size_t p = 0; p < bindings.size() && optimizer.value()->is_none(); ++p) {
-      if (bindings[p].read_only_gradient)
+    for (size_t p = 0; p < bindings.size(); ++p) {
+      if (writes_gradients && bindings[p].read_only_gradient)
         return Status(
             Code::kInvalidArgument,
             "dsgd_optimizer_set: optimizer 'none' writes the mean into the gradients, but the gradient "
