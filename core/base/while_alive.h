@@ -14,12 +14,13 @@ auto while_alive(std::weak_ptr<T> object, F f) {
   };
 }
 
-// Returns a callback that calls f(...), and does nothing once `alive` is gone.
+// Returns a callback that calls f(...), and does nothing once `alive` is gone. f may destroy the object that
+// owns `alive`.
 template <typename F>
 auto if_alive(std::weak_ptr<int> alive, F f) {
-  return while_alive(std::move(alive), [f = std::move(f)](int&, auto&&... arguments) {
-    f(std::forward<decltype(arguments)>(arguments)...);
-  });
+  return [alive = std::move(alive), f = std::move(f)](auto&&... arguments) {
+    if (!alive.expired()) f(std::forward<decltype(arguments)>(arguments)...);
+  };
 }
 
 }  // namespace dsgd

@@ -1,5 +1,7 @@
 #include "core/membership/durability.h"
 
+#include "core/base/while_alive.h"
+
 namespace dsgd {
 
 void Durability::changed() {
@@ -15,9 +17,9 @@ void Durability::when_durable(Done then) {
 
 void Durability::store() {
   storing_ = true;
-  store_->store(record_(), [this, alive = std::weak_ptr(alive_), version = version_](const Status& status) {
-    if (!alive.expired()) on_stored(version, status);
-  });
+  store_->store(record_(), if_alive(alive_, [this, version = version_](const Status& status) {
+                  on_stored(version, status);
+                }));
 }
 
 void Durability::on_stored(uint64_t version, const Status& status) {
@@ -46,9 +48,7 @@ void Durability::remove(Done removed) {
 
 void Durability::remove_now() {
   removing_ = over_ = true;
-  store_->remove([this, alive = std::weak_ptr(alive_)](const Status& status) {
-    if (!alive.expired()) removed_(status);
-  });
+  store_->remove(if_alive(alive_, [this](const Status& status) { removed_(status); }));
 }
 
 }  // namespace dsgd

@@ -8,6 +8,7 @@
 #include "core/base/address.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
+#include "core/base/while_alive.h"
 #include "transport/base/base64.h"
 
 namespace dsgd {
@@ -204,12 +205,11 @@ void Etcd::send(const std::string& path, std::string body, Duration timeout,
   http_->post({server(attempt_), "/v3/" + path, std::move(body), timeout, std::move(enough)},
               [this, poster = poster_, alive = std::weak_ptr(alive_), attempt = attempt_, stream,
                done = std::move(done)](Result<HttpAnswer> answer) {
-                poster->post([this, alive, attempt, stream, answer = std::move(answer), done] {
-                  if (alive.expired()) return;
+                poster->post(if_alive(alive, [this, attempt, stream, answer = std::move(answer), done] {
                   const bool ended = stream && answer.status().code() == Code::kTimeout;
                   if (!ended && !is_answered(answer)) note_failure(attempt);
                   done(text_of_answer(server(attempt), answer), attempt);
-                });
+                }));
               });
 }
 

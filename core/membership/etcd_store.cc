@@ -8,6 +8,7 @@
 #include "core/base/describe.h"
 #include "core/base/json.h"
 #include "core/base/text.h"
+#include "core/base/while_alive.h"
 #include "core/membership/head_record.h"
 
 namespace dsgd {
@@ -66,9 +67,7 @@ void EtcdStore::start(std::string address, Events events) {
 }
 
 transport::TimerId EtcdStore::after(Duration wait, std::function<void()> then) {
-  return loop_.schedule(loop_.now() + wait, [then = std::move(then), alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) then();
-  });
+  return loop_.schedule(loop_.now() + wait, if_alive(alive_, std::move(then)));
 }
 
 // Between two attempts; with jitter, so that heads do not ask in step.

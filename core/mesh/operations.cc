@@ -4,6 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "core/base/while_alive.h"
+
 namespace dsgd {
 
 using transport::BulkHeader;
@@ -97,11 +99,10 @@ void Operations::ended(Task& task, const Status& status) {
 
 void Operations::destroy_later() {  // when the caller's stack is gone
   if (destruction_posted_) return;
-  loop().post([this, alive = std::weak_ptr(alive_)] {
-    if (alive.expired()) return;
+  loop().post(if_alive(alive_, [this] {
     destruction_posted_ = false;
     (void)std::exchange(done_, {});
-  });
+  }));
   destruction_posted_ = true;
 }
 
@@ -209,15 +210,15 @@ void Operations::send(int32_t rank, const BulkHeader& header, std::span<const st
   const uint64_t send = next_send_++;
   operation->sends[send] = {rank, std::move(done)};
   peers_.send(rank, header, data,
-              [this, alive = std::weak_ptr(alive_), send, number = header.operation](const Status& status) {
-                Operation* const open = alive.expired() ? nullptr : find_open(number);
+              if_alive(alive_, [this, send, number = header.operation](const Status& status) {
+                Operation* const open = find_open(number);
                 if (!open) return;
                 if (!status.ok()) {
                   if (!is_told_elsewhere(status)) fail(*open->task, status);
                   return;
                 }
                 if (const auto answered = open->sends.extract(send)) answered.mapped().done(status);
-              });
+              }));
 }
 
 void Operations::send_small(int32_t rank, const BulkHeader& header, std::span<const std::byte> data) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/sort_unique.h"
+#include "core/base/while_alive.h"
 #include "core/mesh/operations.h"
 
 namespace dsgd {
@@ -92,16 +93,16 @@ void Operations::on_deadline_passed(uint64_t number) {
   for (int32_t rank = 0; rank < peers_.size(); ++rank) {
     if (rank == peers_.rank() || peers_.has_left(rank)) continue;
     ++operation->unanswered;
-    peers_.call(
-        rank, question, loop().now() + kAnswerLimit,
-        [this, alive = std::weak_ptr(alive_), number, rank](const Result<transport::Message>& answer) {
-          Operation* const open = alive.expired() ? nullptr : find_open(number);
-          if (!open) return;
-          if (answer.ok()) note_begun(*open, rank);
-          if (!answer.ok() && answer.status().code() != Code::kTimeout) open->not_begun.push_back(rank);
-          // If all have begun, their data may arrive with the answers.
-          if (--open->unanswered == 0 && !open->not_begun.empty()) time_out(number);
-        });
+    peers_.call(rank, question, loop().now() + kAnswerLimit,
+                if_alive(alive_, [this, number, rank](const Result<transport::Message>& answer) {
+                  Operation* const open = find_open(number);
+                  if (!open) return;
+                  if (answer.ok()) note_begun(*open, rank);
+                  if (!answer.ok() && answer.status().code() != Code::kTimeout)
+                    open->not_begun.push_back(rank);
+                  // If all have begun, their data may arrive with the answers.
+                  if (--open->unanswered == 0 && !open->not_begun.empty()) time_out(number);
+                }));
   }
   if (operation->unanswered == 0) time_out(number);
 }

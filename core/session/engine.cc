@@ -5,6 +5,7 @@
 
 #include "core/base/describe.h"
 #include "core/base/stopped.h"
+#include "core/base/while_alive.h"
 
 namespace dsgd {
 
@@ -301,8 +302,8 @@ void Engine::await_verdict(const Status& error, int32_t peer, const Status& netw
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
   const transport::Time due = verdict_due_(reported);
   state_.loop.schedule(
-      due, [this, error, peer, silent, reported, due, view = view(), alive = std::weak_ptr(state_.alive)] {
-        if (alive.expired() || !state_.failure.ok() || view != this->view()) return;
+      due, if_alive(state_.alive, [this, error, peer, silent, reported, due, view = view()] {
+        if (!state_.failure.ok() || view != this->view()) return;
         const transport::Time now = state_.loop.now();
         if (was_stopped(due, now, state_.options.step.lease))  // the head may have been stopped, too
           return fail_without_verdict(error, peer, silent, now);
@@ -311,7 +312,7 @@ void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent
         if (silent && !state_.mesh->is_silent(peer)) return;
         // If the peer has left, Peers has ended what waits for it.
         if (state_.options.views_change || !state_.mesh->peers.is_leaving(peer)) fail(error, true);
-      });
+      }));
 }
 
 // Warns once for each departed worker that a step has run without it.

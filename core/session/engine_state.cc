@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/views_change.h"
+#include "core/base/while_alive.h"
 #include "core/session/saved_parts.h"
 #include "core/session/signature.h"
 #include "transport/schema/codec.h"
@@ -138,11 +139,12 @@ bool EngineState::defer_to_reports(const Call& call) {
     prepared.reset();
     return false;
   }
-  loop.schedule(call.deadline, [this, call, alive = std::weak_ptr(alive)] {
-    if (alive.expired() || !has_prepared(call)) return;
-    prepared->end(Status(Code::kTimeout, "the workers of the job were changing, and have not agreed within " +
-                                             call.limit + " on this call; it may still succeed"));
-  });
+  loop.schedule(call.deadline, if_alive(alive, [this, call] {
+                  if (!has_prepared(call)) return;
+                  prepared->end(Status(Code::kTimeout,
+                                       "the workers of the job were changing, and have not agreed within " +
+                                           call.limit + " on this call; it may still succeed"));
+                }));
   return true;
 }
 

@@ -22,6 +22,7 @@
 #include <algorithm>
 
 #include "core/base/describe.h"
+#include "core/base/while_alive.h"
 #include "core/session/engine.h"
 #include "core/session/signature.h"
 #include "core/session/view_decision.h"
@@ -183,9 +184,9 @@ void Engine::on_missing_report(const std::shared_ptr<Call>& call, const Status& 
   if (why.code() != Code::kWorkerLost || why.rank() == state_.mesh->members().view().head_rank)
     return fail(why, true);
   state_.log->info(why.message() + "; waits for a view without it");
-  state_.loop.schedule(call->deadline, [this, alive = std::weak_ptr(state_.alive), entered = view(), why] {
-    if (!alive.expired() && state_.recovering() && entered == view()) fail(why, true);
-  });
+  state_.loop.schedule(call->deadline, if_alive(state_.alive, [this, entered = view(), why] {
+                         if (state_.recovering() && entered == view()) fail(why, true);
+                       }));
 }
 
 void Engine::on_reports(const std::shared_ptr<Call>& call, const Calls::Parts& encoded) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/while_alive.h"
+
 namespace dsgd {
 
 // The wait takes about a round trip. If one of the others is lost meanwhile, it takes until the head knows of
@@ -25,9 +27,9 @@ void LastStep::limit_wait() {
   if (awaited_->asked_at != transport::Time{}) due = std::min(due, verdict_due_(awaited_->asked_at) + lease_);
   if (due == transport::kNever) return;
   if (due > loop_.now()) {  // it becomes later while the head is lost
-    awaited_->timer = loop_.schedule(due, [this, alive = std::weak_ptr(alive_)] {
-      if (!alive.expired() && awaited_) limit_wait();
-    });
+    awaited_->timer = loop_.schedule(due, if_alive(alive_, [this] {
+                                       if (awaited_) limit_wait();
+                                     }));
     return;
   }
   log_->warning(
@@ -51,12 +53,11 @@ void LastStep::ask(Peers& peers, uint64_t steps) {
   const uint64_t ask = ++last_ask_;
   const transport::HasCompleted question{peers.members().view().view, peers.rank(), steps};
   for (int32_t other : missing) {
-    peers.call(
-        other, question, transport::kNever,
-        [this, &peers, other, ask, alive = std::weak_ptr(alive_)](const Result<transport::Message>& answer) {
-          if (alive.expired() || ask != last_ask_) return;
-          if (answer.ok() || peers.has_left(other)) take_answer(other);
-        });
+    peers.call(other, question, transport::kNever,
+               if_alive(alive_, [this, &peers, other, ask](const Result<transport::Message>& answer) {
+                 if (ask != last_ask_) return;
+                 if (answer.ok() || peers.has_left(other)) take_answer(other);
+               }));
   }
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/while_alive.h"
+
 namespace dsgd {
 
 StallWatch::StallWatch(transport::Loop& loop, transport::Duration interval, std::shared_ptr<Log> log)
@@ -22,9 +24,7 @@ void StallWatch::arm() {
   const auto first = std::min_element(
       open_.begin(), open_.end(), [](const auto& a, const auto& b) { return a.second.due < b.second.due; });
   timer_due_ = first->second.due;
-  timer_ = loop_.schedule(timer_due_, [this, alive = std::weak_ptr(alive_)] {
-    if (!alive.expired()) warn_of_due_calls();
-  });
+  timer_ = loop_.schedule(timer_due_, if_alive(alive_, [this] { warn_of_due_calls(); }));
 }
 
 void StallWatch::warn_of_due_calls() {

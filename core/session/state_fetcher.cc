@@ -6,6 +6,7 @@
 
 #include "core/base/describe.h"
 #include "core/base/text.h"
+#include "core/base/while_alive.h"
 #include "core/step/state_stream.h"
 
 namespace dsgd {
@@ -27,9 +28,9 @@ void StateFetcher::begin(uint64_t signature, const CallOptions& options) {
   state_.log->info("fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask(s);
   if (const transport::Time due = state_.calls.deadline(options_); due != transport::kNever) {
-    timer_ = state_.loop.schedule(due, [this, alive = std::weak_ptr(alive_)] {
-      if (!alive.expired() && !in_view_ && state_.failure.ok()) on_timeout();
-    });
+    timer_ = state_.loop.schedule(due, if_alive(alive_, [this] {
+                                    if (!in_view_ && state_.failure.ok()) on_timeout();
+                                  }));
   }
   enter_when_whole();
 }
@@ -67,11 +68,10 @@ void StateFetcher::ask(size_t index) {
                                              : state_.loop.now() + state_.options.step.lease;
   const FetchState question{state_.view(), state_.rank(), source.begin, source.end,
                             source.next,   signature_,    last};
-  state_.mesh->peers.call(source.rank, question, due,
-                          [this, alive = std::weak_ptr(alive_), index, asked_in = state_.view(),
-                           ask = source.ask](const Result<Message>& answer) {
-                            if (!alive.expired()) on_answer(index, asked_in, ask, answer);
-                          });
+  state_.mesh->peers.call(
+      source.rank, question, due,
+      if_alive(alive_, [this, index, asked_in = state_.view(), ask = source.ask](
+                           const Result<Message>& answer) { on_answer(index, asked_in, ask, answer); }));
 }
 
 // Asks again after a quarter of a lease. The stream begins again then.
@@ -82,11 +82,9 @@ void StateFetcher::ask_later(size_t index, const Status& why) {
   source.next = 0;
   source.whole = false;
   state_.loop.schedule(state_.loop.now() + state_.options.step.lease / 4,
-                       [this, alive = std::weak_ptr(alive_), index, latest = source.ask] {
-                         if (alive.expired() || in_view_ || !state_.failure.ok() || index >= sources_.size())
-                           return;
-                         if (sources_[index].ask == latest) ask(index);
-                       });
+                       if_alive(alive_, [this, index, latest = source.ask] {
+                         if (!in_view_ && is_latest(index, latest)) ask(index);
+                       }));
 }
 
 bool StateFetcher::is_latest(size_t index, uint64_t of_ask) const {
@@ -163,11 +161,11 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
   if (asked_in != state_.view() || !answer.whole) return ask(index);
   state_.staging_queue.digest_values(
       state_.model, source.begin, source.end,
-      state_.in_view([this, alive = std::weak_ptr(alive_), index, of_ask = source.ask,
-                      theirs = answer.digest](const Result<uint64_t>& ours) {
-        if (alive.expired() || !is_latest(index, of_ask)) return;
-        ours.ok() ? on_whole(index, ours.value() == theirs) : state_.fail(ours.status(), true);
-      }));
+      state_.in_view(if_alive(
+          alive_, [this, index, of_ask = source.ask, theirs = answer.digest](const Result<uint64_t>& ours) {
+            if (!is_latest(index, of_ask)) return;
+            ours.ok() ? on_whole(index, ours.value() == theirs) : state_.fail(ours.status(), true);
+          })));
 }
 
 // All of a source's state is here. `same`: its values have the source's digest.
