@@ -314,7 +314,7 @@ void Worker::abort_join(const Status& cause) {
 }
 
 // If local workers outnumber processors, a worker that spins may hold the processor that its peer needs, so
-// it yields. Otherwise yielding would only make the scheduler move threads (see tests/bench/README.md).
+// it yields. Otherwise yielding would only make the scheduler move threads (see tests/bench/results).
 void Worker::choose_spin() {
   const std::string& machine = view_.members[static_cast<size_t>(view_.rank)].machine;
   const auto local =
