@@ -46,13 +46,23 @@ class Session(Collectives):
     other workers learn at once.
     """
 
-    def __init__(self, handle: Handle, optimizer_is_none: bool = False, early_update: bool = False) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        optimizer_is_none: bool = False,
+        early_update: bool = False,
+        views_change: bool = False,
+        absent_is_zero: bool = False,
+    ) -> None:
         self._handle = handle
         self._parameters: List[Parameter] = []
         self._replicas: List[Replica] = []
         self._optimizer_is_none = optimizer_is_none
         self._optimizer_chosen = False
-        self._early_update = early_update  # the configuration's: no gradient may be absent
+        # The configuration's.
+        self._early_update = early_update  # no gradient may be absent
+        self._views_change = views_change  # workers may be lost, or join
+        self._absent_is_zero = absent_is_zero  # an absent gradient counts as zero if another worker has one
         self._attached = False  # to a module, by dsgd.torch
         self._rates_set = 0  # calls of set_learning_rate
 
@@ -460,7 +470,14 @@ class _Joining:
         self._handle.close(0)
 
     def session(self, forward_logs: bool) -> Session:
-        session = Session(self._handle, early_update=self._config["early_update"] == "1")
+        config = self._config
+        session = Session(
+            self._handle,
+            early_update=config["early_update"] == "1",
+            views_change=config["rejoin_timeout"] != "0"
+            or any(config[limit] not in ("", config["num_workers"]) for limit in ("min_workers", "max_workers")),
+            absent_is_zero=config["absent"] == "zero",
+        )
         if forward_logs:
             _logs.forward(self._handle, on_stderr=self._logs_on_stderr)
         return session

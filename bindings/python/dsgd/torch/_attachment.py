@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Tupl
 
 import torch
 
-from .._errors import ClosedError, InvalidArgumentError, StateError, WorkerLostError
+from .._errors import ClosedError, Error, InvalidArgumentError, StateError, WorkerLostError
 from .._operation import StepOperation
 from .._session import Session
-from .._tables import SessionState
+from .._tables import SessionState, Status
 from .._types import StepResult
 from ._buffers import Buffers, add_untrained
 from ._optimizers import OtherOptimizers
@@ -49,16 +49,24 @@ def attach(
     find_unused_parameters: a backward pass may leave out parameters. A parameter without a gradient counts as zero if
     another worker has one for it; if no worker has one, its value stays. With the optimizer "none", a parameter whose
     `.grad` is not None counts as used, since an optimizer of PyTorch applies it; zero_grad(set_to_none=True) sets it to
-    None. A pass that uses no parameter at all is an error. The option costs one small all-reduce per step. Without the
-    option, a parameter that gets no gradient is an error.
+    None. A pass that uses no parameter at all is an error. The option costs one small all-reduce per step, but none with
+    an optimizer of dsgd and the key absent=zero. Without the option, a parameter that gets no gradient is an error.
 
     With early_update=1 no gradient may be absent: find_unused_parameters and freezing a parameter later are errors.
+
+    In an elastic job, buffers may differ between workers for the step in which a worker is lost or joins. There
+    find_unused_parameters needs absent=zero.
     """
     check_arguments(session, module, "dsgd.torch.attach(session, module)", others)
     if find_unused_parameters and session._early_update:
         raise InvalidArgumentError(
             "find_unused_parameters=True leaves gradients out, and no gradient may be absent with early_update = 1; set "
             "early_update = 0 on all workers, or use every parameter in each pass"
+        )
+    if find_unused_parameters and session._views_change and not session._absent_is_zero:
+        raise InvalidArgumentError(
+            "find_unused_parameters=True makes an all-reduce within each step if absent = skip, and a loss or a join in this "
+            "elastic job could end it; set absent = zero on all workers"
         )
     if session._attached:
         raise StateError(
@@ -327,9 +335,11 @@ class Attachment:
                 raise self._failure
 
     def _used_by_any_worker(self) -> Dict[TrainedParameter, bool]:
-        """Returns which parameters have a gradient on some worker. With the optimizer "none", every `.grad` that is not
-        None counts, because an optimizer of PyTorch applies it, zeros included."""
+        """Returns which parameters have a gradient on some worker: all that must not be marked absent. With the optimizer
+        "none", every `.grad` that is not None counts, because an optimizer of PyTorch applies it, zeros included."""
         counts_grads = self.session._optimizer_is_none
+        if self.session._absent_is_zero and not counts_grads:
+            return {}  # dsgd counts a gradient that is absent here as zero where another worker has one
         used_here = [entry.used or (counts_grads and entry.tensor.grad is not None) for entry in self._trained]
         flags = torch.tensor(used_here, dtype=torch.uint8, device="cpu")
         with _explain_worker_lost("This all-reduce finds the parameters that no worker uses (find_unused_parameters)"):
@@ -345,7 +355,11 @@ class Attachment:
             _bump_versions([entry.tensor for entry in self._trained])
         if self._buffers is not None:
             with _explain_worker_lost("This broadcast gives rank 0's buffers to all workers after each step"):
-                self._buffers.broadcast(self.session)
+                try:
+                    self._buffers.broadcast(self.session)
+                except Error as error:
+                    if error.status is not Status.VIEW_CHANGED:  # else the broadcast after the next step makes them equal
+                        raise
 
     def _require_no_step(self, what: str) -> None:
         if self._operation is not None:

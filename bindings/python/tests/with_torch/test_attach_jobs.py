@@ -1,5 +1,8 @@
 """Modules that are attached to jobs of two workers."""
 
+import os
+import signal
+
 import jobs
 import pytest
 import torch
@@ -118,6 +121,62 @@ def test_unused_parameter_is_equal_on_a_joined_worker(clear):
     assert first == second
     # Where `.grad` is not None, the optimizer applies momentum and weight decay.
     assert (first["second.weight"] == last_used) == (clear == "to_none")
+
+
+def train_branches(session):
+    torch.manual_seed(1)
+    module, batches = Branches(), Batches(session.rank)
+    attachment = dsgd.torch.attach(session, module, find_unused_parameters=True)
+    session.set_optimizer("sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
+    session.start()
+    for batch in range(8):  # the second branch: on no worker, on rank 0, on both
+        pixels, labels = batches.next()
+        used = batch % 3 == 2 or batch % 3 == 1 and session.rank == 0
+        module.zero_grad()
+        nn.functional.cross_entropy(module(pixels, (True, used)), labels).backward()
+        attachment.step()
+    return [value.tolist() for value in module.state_dict().values()], session.metrics()['dsgd_calls_total{call="allreduce"}']
+
+
+def test_unused_parameters_need_no_all_reduce_where_absent_gradients_count_as_zero():
+    (values, calls), (other, _) = jobs.run(train_branches)
+    (same, none), _ = jobs.run(train_branches, absent="zero")
+    assert values == other == same
+    assert (calls, none) == (8, 0)
+
+
+def loses_the_root_of_the_buffers(session):
+    """Rank 0 ends when the others wait for its buffers."""
+    torch.manual_seed(1)
+    module, batches = convolution(), Batches(session.rank)
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1, momentum=0.9)
+    session.start()
+    for _ in range(3):
+        train(module.train(), batches, session.rank, after=attachment.step, steps=1)
+    if session.rank == 0:
+        attachment._buffers.broadcast = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    sizes = []
+    for _ in range(5):
+        train(module.train(), batches, session.rank, after=attachment.step, steps=1)
+        sizes.append(attachment.result.size)
+    return sizes, [value.tolist() for value in module.state_dict().values()]
+
+
+def test_workers_go_on_when_the_root_of_the_buffers_is_lost():
+    with Job(loses_the_root_of_the_buffers, 3, min_workers=1, lease="500ms") as job:
+        (sizes, values), other = job.result(1), job.result(2)
+    assert other == (sizes, values) and sizes == [3, 2, 2, 2, 2]
+
+
+def find_unused(session):
+    with pytest.raises(dsgd.InvalidArgumentError, match="find_unused_parameters=True .* set absent = zero on all workers"):
+        dsgd.torch.attach(session, Branches(), find_unused_parameters=True)
+
+
+@pytest.mark.parametrize("option", [{"min_workers": 1}, {"max_workers": 3}, {"rejoin_timeout": "1s"}], ids=str)
+def test_an_elastic_job_refuses_unused_parameters_that_need_an_all_reduce(option):
+    jobs.run(find_unused, **option)
 
 
 def uneven_without_join(session):
