@@ -141,16 +141,16 @@
  *                                a worker still sends heartbeats, but its program hangs, or one of its
  *                                threads is stopped. The head evicts no worker if workers wait for each
  *                                other, if fewer than min_workers would be left, or if the worker hosts the
- *                                head.
- *                                `stall_warning` only warns. `step_timeout` fails the step on all workers, so
- *                                straggler_timeout should be less, by a few heartbeat intervals.
+ *                                head. `step_timeout` fails the step on all workers, so straggler_timeout
+ *                                should be less, by a few heartbeat intervals. `stall_warning` only warns.
  *              Requirements:
  *                - Start the head with `dsgd head`. The loss of a worker that hosts the head ends the job.
  *                  With the key `head_state` the head may be lost, too: see dsgd_head_start.
- *                - Use allreduce, simple, or ps with copies=2 or more: they keep the strategy's state on more
- *                  than one worker. ps needs no copies if the optimizer has no state (sgd without momentum,
- *                  and no parameter of a half type).
- *                - Do not use the optimizer "none".
+ *                - Use allreduce, simple, a registered strategy with DSGD_STRATEGY_MEAN_AT_OWNER, or ps with
+ *                  copies=2 or more: they keep the strategy's state on more than one worker. ps needs no
+ *                  copies if the optimizer has no state (sgd without momentum, and no parameter of a half
+ *                  type).
+ *                - Do not use the optimizer "none", and leave `early_update` off.
  *              Limits:
  *                - NCCL is not used.
  *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
@@ -407,10 +407,10 @@ typedef struct dsgd_op dsgd_op;
  * Blocks: up to `init_timeout`, also while a host name is resolved.
  * Errors: DSGD_ERR_INVALID_ARGUMENT (configuration), DSGD_ERR_UNSUPPORTED (TLS is configured, and libssl of
  * OpenSSL 3 cannot be loaded), DSGD_ERR_UNREACHABLE (the head does not answer, or the running job has
- * max_workers workers or is ending), DSGD_ERR_UNAUTHORIZED (token, job),
- * DSGD_ERR_EXISTS (worker id or rank taken), DSGD_ERR_MISMATCH (protocol, or a key that must be equal on the
- * head, such as num_workers and lease), DSGD_ERR_STATE (the job at this head takes no further workers, or is
- * over), DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message names the workers that have joined),
+ * max_workers workers or is ending), DSGD_ERR_UNAUTHORIZED (token, job, certificate), DSGD_ERR_EXISTS (worker
+ * id or rank taken), DSGD_ERR_MISMATCH (protocol, or a key that must be equal on the head, such as
+ * num_workers and lease), DSGD_ERR_STATE (the job at this head takes no further workers, or is over),
+ * DSGD_ERR_ADDRESS_IN_USE, DSGD_ERR_TIMEOUT (the message names the workers that have joined),
  * DSGD_ERR_ABORTED (another worker has aborted joining), DSGD_ERR_LIMIT, DSGD_ERR_IO (a Unix socket's
  * folder). */
 DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, dsgd_error **error);
@@ -435,10 +435,10 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               DSGD_ERR_CLOSED. A dsgd_object_get that waits for another worker ends with it at once.
  *   Last step   If views can change, the call then waits until all other workers have completed the last step
  *               of this worker, so that no loss makes them repeat it without this worker. This takes about a
- *               round trip, or as long as it takes until a stopped worker goes on or is lost. After
- *               a loss the others first agree on a new view. The wait then takes up to 9/4 of a lease (13/4
- *               with the key `head_state`), and as long again after each further loss. It takes longer while
- *               the head is lost (up to `head_timeout`) or values are copied (up to `step_timeout`).
+ *               round trip, or until a stopped worker goes on or is lost. After a loss the others first agree
+ *               on a new view. The wait then takes up to 9/4 of a lease (13/4 with the key `head_state`), and
+ *               as long again after each further loss. It takes longer while the head is lost (up to
+ *               `head_timeout`) or values are copied (up to `step_timeout`).
  *               timeout_ms limits the wait, too, but leaves it at least a second; 0 means no wait. If the
  *               wait ends too early, a warning in the log says that the step may not be final. If the
  *               session fails during the wait, the call closes it all the same and returns the error, such as
@@ -460,10 +460,9 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *   Steps       Closing marks no gradient. A step whose gradients are all marked may still end within
  *               timeout_ms. A step with unmarked gradients fails here with DSGD_ERR_CLOSED: at once, or, if
  *               views can change, after the wait for the last step. If views can change, the others make it
- *               in a view without this worker. Else it fails on all workers:
- *               there with DSGD_ERR_WORKER_LOST and this worker's rank, and later steps with DSGD_ERR_TORN. A
- *               worker that closes between steps takes no part in later steps; those of the others go on (see
- *               dsgd_step).
+ *               in a view without this worker. Else it fails on the others, too, with DSGD_ERR_WORKER_LOST
+ *               and this worker's rank, and their later steps with DSGD_ERR_TORN. A worker that closes between
+ *               steps takes no part in later steps; those of the others go on (see dsgd_step).
  *   Comparison  After a successful step, and unless timeout_ms is 0, the call compares the values of this
  *               worker's first replica with those of the workers that have closed after the same step. It
  *               reads all values, those of dsgd_bind too, and the time for that comes on top of the limits
@@ -681,8 +680,8 @@ DSGD_API int32_t dsgd_bind(dsgd_replica *replica, dsgd_parameter *parameter, voi
                            void *gradient, size_t gradient_nbytes, dsgd_error **error);
 
 /* Allocates the buffers of one parameter in one replica, in memory of the replica's device, zeroed, aligned
- * to 64 bytes. dsgd may place them where peers or devices reach them. `gradient` may be NULL for an untrained
- * parameter. Calling again returns the same buffers.
+ * to 64 bytes, and binds them. dsgd may place them where peers or devices reach them. `gradient` may be NULL
+ * for an untrained parameter. Calling again binds and returns the same buffers.
  * Ownership: dsgd's. They live until both the session and the last dsgd_memory of them are freed, so they
  * outlive dsgd_close.
  * Threads: one thread at a time.
@@ -1362,11 +1361,11 @@ typedef struct dsgd_head dsgd_head;
  * again, for `head_timeout`. A head that is then started with the same file, keys and token goes on with the
  * job. With port 0 it uses the previous head's port. It must be reachable at the same address; another port
  * is refused, another host is a warning. A worker that does not reconnect within a `lease` is lost. If none
- * has come back, the head waits for `head_timeout` before it ends the job. The workers may be unable to reach
- * this head. In that time another head can take over the job. While there is no head, no loss is decided, and
- * no worker joins. If another process at the address refuses the workers, such as the head of another job,
- * they dial on until `head_timeout`; their error then has the last refusal of each address. A worker that
- * closes its session waits for a head up to a `lease`. A head that starts later counts the worker as lost.
+ * has come back, the workers may be unable to reach this head: it waits for `head_timeout`, in which another
+ * head can take over the job, and then ends the job. While there is no head, no loss is decided, and no
+ * worker joins. If another process at the address refuses the workers, such as the head of another job, they
+ * dial on until `head_timeout`; their error then has the last refusal of each address. A worker that closes
+ * its session waits for a head up to a `lease`. A head that starts later counts the worker as lost.
  * The path may be a symbolic link. The file and the file beside it that ends in ".lock" can be read by their
  * user alone (mode 0600), for the file has a secret of the job; the token is in it only as a keyed hash. The
  * file is removed when the job ends, well or not; the lock stays. If a change cannot be stored, the job ends
@@ -1422,7 +1421,8 @@ DSGD_API void dsgd_head_free(dsgd_head *head);
  *   missing, refused   while gathering: ranks that have not come, if the others have asked for ranks; the
  *                      last refusal of a worker, or null
  *   workers            those that have come, in the order of their first ranks:
- *     rank, worker_id, host, pid   rank: in the present view, null: it is in none
+ *     rank, worker_id, host, pid   rank: in the present view; while gathering, the one that the worker asks
+ *                      for; null: none
  *     state            "waiting": the job has not begun; "running"; "joining": it is in no view yet; "left":
  *                      it has closed its session in good order; "lost", also by its own failure
  *     silence          time since the last heartbeat
