@@ -92,7 +92,8 @@
  *                INVALID_ARGUMENT  the call       nothing else has changed; the same holds for STATE,
  *                                                 WAIT_TIMEOUT, NOT_FOUND, EXISTS, LIMIT, IO, UNSUPPORTED
  *                                                 and FORKED
- *                NO_MEMORY         the call       for memory that the call gives to the host (dsgd_alloc)
+ *                NO_MEMORY         the call       for memory that only this call needs: dsgd_alloc,
+ *                                                 checkpoints, and collectives with GPU memory
  *                                  the session    for memory that communication needs
  *                MISMATCH          the operation  on all workers; a step has changed nothing
  *                NON_FINITE        the operation  a step, on all workers; it has changed nothing
@@ -104,6 +105,7 @@
  *                                  the session    otherwise
  *                VIEW_CHANGED      the operation  on this worker; it may have succeeded on others
  *                DIVERGED, TORN    the steps
+ *                                  the session    if two replicas of one worker differ (DIVERGED)
  *                ABORTED, CLOSED, CORRUPTED, INTERNAL, EVICTED
  *                                  the session
  *              After an error that ends the operation, the session goes on. After one that ends the steps,
@@ -461,8 +463,8 @@ DSGD_API int32_t dsgd_init_begin(const dsgd_config *config, const dsgd_op_option
  *               timeout_ms. A step with unmarked gradients fails here with DSGD_ERR_CLOSED: at once, or, if
  *               views can change, after the wait for the last step. If views can change, the others make it
  *               in a view without this worker. Else it fails on the others, too, with DSGD_ERR_WORKER_LOST
- *               and this worker's rank, and their later steps with DSGD_ERR_TORN. A worker that closes between
- *               steps takes no part in later steps; those of the others go on (see dsgd_step).
+ *               and this worker's rank, and their later steps with DSGD_ERR_TORN. A worker that closes
+ *               between steps takes no part in later steps; those of the others go on (see dsgd_step).
  *   Comparison  After a successful step, and unless timeout_ms is 0, the call compares the values of this
  *               worker's first replica with those of the workers that have closed after the same step. It
  *               reads all values, those of dsgd_bind too, and the time for that comes on top of the limits
@@ -905,7 +907,8 @@ DSGD_API int32_t dsgd_step_result_init(dsgd_step_result *result, size_t struct_s
  *                step with all_done = 1 and dsgd_close compare all of them. The step with all_done = 1 also
  *                compares a worker's replicas on the cpu with each other (not with the optimizer "none").
  *                Values that differ end the steps of all workers, then and later, with DSGD_ERR_DIVERGED; the
- *                message names the first parameter that differs, and the ranks.
+ *                message names the first parameter that differs, and the ranks. If two replicas of one worker
+ *                differ, the sessions of all workers fail with this code.
  *   Checksums    Where `checksum` or TLS is on, bytes that change between two workers are found before they
  *                are used, and end the session with DSGD_ERR_CORRUPTED. Gradients that NCCL moves, within a
  *                node or with `internode` = nccl, carry no checksums. If a bit flips in one of these places,
