@@ -35,14 +35,14 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
 
 }  // namespace
 
-Status diverged(const std::string& when, const std::string& what) {
+Status diverged(const std::string& when, const std::string& what, const std::string& remedy) {
   return Status(
              Code::kDiverged,
              when + ": models differ: " + what +
                  "; the host has changed the values on some workers only, or memory or network have changed "
                  "bits. Check that the host's optimizer has the same settings and makes every step on all "
-                 "workers, and that the function given to join() does all that the training loop does. Then "
-                 "load a checkpoint or start a new session")
+                 "workers, and that the function given to join() does all that the training loop does. " +
+                 "Then " + remedy)
       .with_operation(when);
 }
 
@@ -106,9 +106,11 @@ Status compare_replicas(const Model& model, int32_t rank, const std::string& whe
         first = values;
         first_replica = r;
       } else if (std::memcmp(first, values, parameter->nbytes()) != 0) {
-        return diverged(when, "parameter '" + parameter->name + "' of replica " + std::to_string(r) +
-                                  " against replica " + std::to_string(first_replica) + " of rank " +
-                                  std::to_string(rank))
+        return diverged(when,
+                        "parameter '" + parameter->name + "' of replica " + std::to_string(r) +
+                            " against replica " + std::to_string(first_replica) + " of rank " +
+                            std::to_string(rank),
+                        "start a new session")  // the session fails, since only this worker knows
             .with_rank(rank)
             .with_parameter(parameter->name);
       }

@@ -25,6 +25,7 @@ Status find_divergence(const Model& model, const std::map<int32_t, std::vector<u
 Status compare_replicas(const Model& model, int32_t rank, const std::string& when);
 
 // Error of a session whose models differ; `what` says where.
-Status diverged(const std::string& when, const std::string& what);
+Status diverged(const std::string& when, const std::string& what,
+                const std::string& remedy = "load a checkpoint or start a new session");
 
 }  // namespace dsgd
