@@ -63,8 +63,9 @@ public final class Dsgd {
   }
 
   /**
-   * Joins a job as {@link #init(Config)} does, runs {@code body}, and closes the session. If {@code
-   * body} throws, the job is aborted, so that all workers end with that reason.
+   * Joins a job as {@link #init(Config)} does, runs {@code body}, and closes the session as {@link
+   * Session#close(java.time.Duration) close(null)} does. If {@code body} throws, the job is aborted,
+   * so that all workers end with that reason.
    *
    * @param config null: environment and defaults
    */
@@ -77,6 +78,7 @@ public final class Dsgd {
         abort(session, failure);
         throw failure;
       }
+      session.close(null);
     }
   }
 

@@ -17,6 +17,7 @@ import java.nio.LongBuffer;
 import java.nio.ShortBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -99,6 +100,22 @@ class JobTest {
                   session.close();
                   throw new IOException();
                 }));
+  }
+
+  @Test
+  void runWaitsForOperationsInFlightLongerThanTheEndOfATry() throws Exception {
+    List<Operation<Void>> begun = Collections.synchronizedList(new ArrayList<>());
+    Job.run(
+        2,
+        session -> {
+          if (session.rank() == 1) {
+            Thread.sleep(1500);
+          }
+          begun.add(session.allReduceAsync(ints(1), Reduction.SUM));
+        });
+    for (Operation<Void> operation : begun) {
+      operation.join();
+    }
   }
 
   @Test
