@@ -79,7 +79,7 @@ Status Peers::open(const transport::JoinReply& view) {
   departures_.begin_view();
   const size_t workers =
       options_.views_change ? static_cast<size_t>(options_.max_workers) : view.members.size();
-  if (Status status = outgoing_.set_windows(workers - 1); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(outgoing_.set_windows(workers - 1));
   options_.hello.role = transport::Role::kPeer;
   options_.hello.rank = view.rank;
   options_.hello.view = view.learner ? transport::Hello::kLaterView : view.view;

@@ -22,7 +22,7 @@ Checkpoints::SharedCall Checkpoints::new_call(Kind kind, const std::string& fold
 
 Status Checkpoints::begin(const SharedCall& checkpoint) {
   // First, as on the other workers: a call that a new view fails takes no number.
-  if (Status status = state_.admit_call(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(state_.admit_call());
   if (!queue_.files())
     return Status(Code::kUnsupported, "checkpoints need files, which this environment does not have");
   if (!checkpoint->expired.ok()) {

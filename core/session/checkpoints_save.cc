@@ -129,7 +129,7 @@ Status Checkpoints::enqueue_snapshot(CheckpointCall* checkpoint) {
   const auto context = std::find_if(contexts.begin(), contexts.end(), [](const DeviceContext& of_some) {
     return of_some.replicas.front() == 0;
   });
-  if (Status status = context->follow_default_stream(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(context->follow_default_stream());
   for (size_t i = 0; i < parts.size(); ++i) {
     const SavedPart& part = parts[i];
     const size_t begin = part.begin * dtype_size(dtype_of(part)), nbytes = tensors[i].end - tensors[i].begin;

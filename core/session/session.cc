@@ -194,7 +194,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
   if (!call.status().ok()) return operation.done() ? operation.status() : call.status();
   const transport::Time deadline = timeout.count() < 0 ? transport::kNever : impl_->loop().now() + timeout;
   if (!impl_->loop().wait(operation.done_flag(), deadline)) {
-    if (Status status = alive(); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(alive());
     const auto waiting = std::make_shared<Status>();
     impl_->block([this, &operation, waiting](auto done) {
       if (impl_->join_operation.get() == &operation) {
@@ -219,7 +219,7 @@ Status Session::wait(Operation& operation, std::chrono::milliseconds timeout) {
 Result<std::vector<std::shared_ptr<Operation>>> Session::queue_poll(size_t max,
                                                                     std::chrono::milliseconds timeout) {
   Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
-  if (Status status = alive(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(alive());
   if (call.status().code() == Code::kState) return call.status();
   const bool usable = call.status().ok();
   const transport::Time deadline =

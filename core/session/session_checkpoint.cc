@@ -22,7 +22,7 @@ Status Session::wait_for_samples(const SharedShard& shard) {
 
 Result<std::string> Session::Impl::checkpoint_folder(const char* call, const std::string& path) {
   if (!started) return Status(Code::kState, std::string(call) + " needs dsgd_start first");
-  if (Status status = check_model_writable(call); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check_model_writable(call));
   const std::string& folder = path.empty() ? config.text("checkpoint_dir") : path;
   if (!folder.empty()) return folder;
   return Status(Code::kInvalidArgument,

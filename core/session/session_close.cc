@@ -22,7 +22,7 @@ constexpr transport::Duration kIdlePoll = std::chrono::milliseconds(1);   // whe
 }  // namespace
 
 Status Session::close(std::chrono::milliseconds timeout) {
-  if (Status status = alive(); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(alive());
   Impl& impl = *impl_;
   {
     std::lock_guard lock(impl.call_mutex);

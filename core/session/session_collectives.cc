@@ -301,7 +301,7 @@ Result<std::shared_ptr<Operation>> Session::object_get(const std::string& name, 
                                                        const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status named = check_name("object", name); !named.ok()) return named;
+  DSGD_RETURN_IF_ERROR(check_name("object", name));
   const auto operation = impl_->new_operation(Objects::kGet, options);
   return impl_->launch_for_object(operation, name, mode, [this, name, operation, options](auto done) {
     const uint64_t ticket = impl_->engine().get_object(

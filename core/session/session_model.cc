@@ -34,7 +34,7 @@ Result<Parameter*> Session::add_parameter(const std::string& name, DType dtype,
                                           std::span<const int64_t> shape, bool trained) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->check_model_writable("dsgd_parameter_add"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_parameter_add"));
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   auto bad = [&](Code code, const std::string& text) {
@@ -152,7 +152,7 @@ Status Session::set_parameter(Parameter* parameter, const std::string& options) 
 Result<Replica*> Session::add_replica(const std::string& device) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->check_model_writable("dsgd_replica_add"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_replica_add"));
   std::lock_guard lock(impl_->model_mutex);
   Model& model = impl_->model;
   if (impl_->started) return Status(Code::kState, "the session has started; add replicas before dsgd_start");
@@ -333,7 +333,7 @@ std::shared_ptr<TensorMemory> Session::allocated(const Replica* replica, const P
 Status Session::set_optimizer(const std::string& name, const std::string& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->check_model_writable("dsgd_optimizer_set"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_optimizer_set"));
   if (impl_->started) {
     return Status(Code::kState,
                   "dsgd_optimizer_set comes before dsgd_start; use dsgd_learning_rate_set between steps");

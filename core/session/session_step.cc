@@ -77,7 +77,7 @@ Status Session::start() {
 Result<std::shared_ptr<Operation>> Session::start(Mode mode, const CallOptions& options) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = impl_->check_model_writable("dsgd_start"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(impl_->check_model_writable("dsgd_start"));
   {
     std::lock_guard lock(impl_->model_mutex);
     if (impl_->started)
@@ -190,7 +190,7 @@ Status Session::Impl::begin_step(double weight, bool blocking, const std::shared
   if (!started) return Status(Code::kState, "a step needs dsgd_start first");
   std::unique_lock lock(step_mutex);
   if (in_step()) return Status(Code::kState, "a step is in flight already; wait for its end first");
-  if (Status status = check_not_changing("a step"); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check_not_changing("a step"));
   if (is_closing()) return Status(Code::kClosed, "the session is closing, so no step can begin");
   if (last_save && !last_save->model_copied())
     return Status(Code::kState,
@@ -312,7 +312,7 @@ Status Session::stream_wait(Replica* replica, void* stream) {
 Status Session::gradient_absent(Replica* replica, Parameter* parameter) {
   Impl::HostCall call(*impl_);
   if (!call.status().ok()) return call.status();
-  if (Status status = check_trained(*parameter); !status.ok()) return status;
+  DSGD_RETURN_IF_ERROR(check_trained(*parameter));
   if (impl_->config.flag("early_update")) {
     return Status(Code::kState,
                   "parameter '" + parameter->name +
