@@ -197,28 +197,24 @@ void IncomingConnections::discard(uint64_t operation, const Status& why) {
 void IncomingConnections::keep(ServerChannel& channel, const BulkHeader& header,
                                std::unique_ptr<transport::BulkReceipt> receipt) {
   const size_t nbytes = std::max(receipt->data().size(), kEarlyBytes);
-  if (Status refused = check_early(nbytes); !refused.ok()) return receipt->finish(refused);
   keep({&channel, nbytes, header, std::move(receipt)});
 }
 
 void IncomingConnections::keep(ServerChannel& channel, transport::Message message,
                                transport::Responder respond) {
   const size_t nbytes = transport::encode(message).size() + kEarlyBytes;
-  if (Status refused = check_early(nbytes); !refused.ok()) return respond(std::move(refused));
   keep({&channel, nbytes, {}, nullptr, std::move(message), std::move(respond)});
 }
 
+// A correct worker never sends more than the limit before the receiver knows the view.
 void IncomingConnections::keep(Early early) {
+  if (early_bytes_ + early.nbytes > options_.receive_memory) {
+    return early.reject(Status(Code::kLimit,
+                               "the chunks and messages that came before their view was known would take "
+                               "more than receive_memory"));
+  }
   early_bytes_ += early.nbytes;
   early_.push_back(std::move(early));
-}
-
-// A correct worker never sends this much before the receiver knows the view.
-Status IncomingConnections::check_early(size_t nbytes) const {
-  if (early_bytes_ + nbytes <= options_.receive_memory) return {};
-  return Status(Code::kLimit,
-                "the chunks and messages that came before their view was known would take more than "
-                "receive_memory");
 }
 
 std::vector<IncomingConnections::Early> IncomingConnections::take_early() {
@@ -230,7 +226,7 @@ void IncomingConnections::drop_early(const ServerChannel& channel, const Status&
   for (Early& early : early_) {
     if (early.channel != &channel) continue;
     early_bytes_ -= early.nbytes;
-    early.receipt ? early.receipt->finish(why) : early.respond(why);
+    early.reject(why);
   }
   std::erase_if(early_, [&](const Early& early) { return early.channel == &channel; });
 }

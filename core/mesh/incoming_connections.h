@@ -33,6 +33,7 @@ class IncomingConnections {
     std::unique_ptr<transport::BulkReceipt> receipt;  // null: a message
     transport::Message message = transport::Empty{};
     transport::Responder respond = {};
+    void reject(const Status& why) const { receipt ? receipt->finish(why) : respond(why); }
   };
 
   // The options and the members of the present view outlive this object, and may change.
@@ -73,7 +74,6 @@ class IncomingConnections {
   // `others`: connections that claim to be of the same worker.
   Status check_others(const transport::ServerChannel& channel,
                       const std::vector<transport::ServerChannel*>& others, size_t most) const;
-  Status check_early(size_t nbytes) const;
   void keep(Early early);
   Status not_in_job(const transport::ServerChannel& channel) const;
   void update_ranks();
