@@ -300,10 +300,7 @@ void Operations::take(Operation& operation, int32_t source, const BulkHeader& he
 
 // ---- what peers say of operations
 
-bool Operations::has_begun(uint64_t number) const {
-  const auto it = table_.find(number);
-  return (it != table_.end() && it->second.task) || history_.has_ended(number);
-}
+bool Operations::has_begun(uint64_t number) { return find_open(number) || history_.has_ended(number); }
 
 void Operations::on_operation_failed(const transport::OperationFailed& message) {
   if (message.cause.code() == Code::kTimeout && history_.has_succeeded(message.operation))

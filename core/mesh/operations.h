@@ -85,7 +85,7 @@ class Operations {
                                                size_t nbytes);
   void on_bulk_end(int32_t source, const transport::BulkHeader& header,
                    std::unique_ptr<transport::BulkReceipt> receipt);
-  bool has_begun(uint64_t operation) const;
+  bool has_begun(uint64_t operation);
   void on_operation_failed(const transport::OperationFailed& message);
   void on_deadline_passed(uint64_t number);                       // at a peer
   void on_chunk_rejected(uint64_t operation, const Status& why);  // a small chunk, by a peer
@@ -163,7 +163,6 @@ class Operations {
 
   // operations_departures.cc
   bool has_completed(int32_t rank, const Task& task) const;
-  bool needs(const Operation& operation, int32_t rank) const;
   void fail_for_lost_data(int32_t rank, const Task& task);
   void leave_out(int32_t rank);
   void answer_for(int32_t rank);

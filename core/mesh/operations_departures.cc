@@ -54,7 +54,9 @@ void Operations::answer_for(int32_t rank) {
 void Operations::on_last_answer(int32_t rank) {
   std::vector<uint64_t> stuck;
   for (const auto& [number, operation] : table_) {
-    if (!operation.task || !needs(operation, rank)) continue;
+    if (!operation.task) continue;
+    const std::vector<int32_t> missing = missing_ranks(operation);
+    if (!std::binary_search(missing.begin(), missing.end(), rank)) continue;
     if (!has_completed(rank, *operation.task)) {
       stuck.push_back(number);
     } else if (!peers_.said_goodbye(rank)) {
@@ -73,11 +75,6 @@ void Operations::on_last_answer(int32_t rank) {
              .with_rank(rank, members().host_of(rank))
              .with_operation(task.name()));
   }
-}
-
-bool Operations::needs(const Operation& operation, int32_t rank) const {
-  const auto ranks = missing_ranks(operation);
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
 // The goodbye comes behind all data of its sender, so without it data may be lost.
