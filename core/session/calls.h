@@ -84,6 +84,13 @@ class Calls {
   void exchange(const std::shared_ptr<Call>& call, const transport::BulkHeader& like,
                 std::vector<std::byte> mine, const std::string& name,
                 std::function<void(const Status&, const Parts&)> done);
+  // The same under the name of this kind. `number`: of the exchange among those of the call, since workers
+  // could be at different ones.
+  void exchange(const std::shared_ptr<Call>& call, Kind kind, uint64_t number, std::vector<std::byte> mine,
+                std::function<void(const Status&, const Parts&)> done) {
+    exchange(call, shape_of(0, kind, DType::kUint8, Algorithm::kOneHop, number), std::move(mine),
+             kind_name(kind), std::move(done));
+  }
 
   bool idle() const;
   size_t open(uint32_t channel) const {  // operations of its calls in flight

@@ -64,9 +64,7 @@ void Checkpoints::exchange_reports(const SharedCall& checkpoint, std::function<v
   if (!state_.failure.ok()) return queue_.end(checkpoint, state_.failure);
   if (!state_.mesh) return take({checkpoint->mine});
   state_.calls.exchange(
-      checkpoint->call,
-      shape_of(0, checkpoint->kind, DType::kUint8, Algorithm::kOneHop, checkpoint->exchanges++),
-      transport::encode(checkpoint->mine), kind_name(checkpoint->kind),
+      checkpoint->call, checkpoint->kind, checkpoint->exchanges++, transport::encode(checkpoint->mine),
       [this, checkpoint, take](const Status& status, const Calls::Parts& all) {
         if (state_.defer_to_reports(*checkpoint->call)) return;
         if (!status.ok()) return queue_.end(checkpoint, status);

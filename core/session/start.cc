@@ -43,8 +43,7 @@ void Start::run() {
   }
   const transport::StartHeader header{digest_of(mine.signature), mine.signature.size(), replicas, gpus};
   state_.calls.exchange(
-      call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 0), transport::encode(header),
-      "dsgd_start",
+      call, Kind::kStart, 0, transport::encode(header),
       [this, call, mine = std::move(mine), done](const Status& status, const Calls::Parts& all) {
         status.ok() ? on_headers(call, mine, all, done) : done(status);
       });
@@ -102,8 +101,7 @@ void Start::compare_signatures(const SharedCall& call, std::string mine, size_t 
       [this, call, mine, theirs, done](const Status& status) {
         if (!status.ok()) return done(status);
         const std::string difference = first_difference(text_of(*theirs), mine, state_.rank());
-        state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 1),
-                              bytes_of(difference), "dsgd_start",
+        state_.calls.exchange(call, Kind::kStart, 1, bytes_of(difference),
                               [this, done](const Status& status, const Calls::Parts& differences) {
                                 status.ok() ? on_differences(differences, done) : done(status);
                               });

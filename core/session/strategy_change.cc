@@ -80,8 +80,7 @@ void StrategyChange::begin(const StrategySpec& strategy, Done done, const CallOp
   // State that has to move is not here yet.
   if (unusable.ok() && !state_.step.updates_at_owner()) state_.prepare(change);
   state_.calls.exchange(
-      call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 0), bytes_of(mine),
-      "dsgd_strategy_set",
+      call, Kind::kStrategy, 0, bytes_of(mine),
       [this, call, plan, unusable, done, change](const Status& status, const Calls::Parts& all) {
         if (state_.defer_to_reports(*call)) return;
         if (!status.ok()) return done(status);
@@ -101,8 +100,7 @@ void StrategyChange::agree_on_moved_state(const std::shared_ptr<Call>& call, con
                                           Done agreed) {
   if (!state_.options.views_change || !state_.step.updates_at_owner()) return agreed({});
   state_.prepare(change);
-  state_.calls.exchange(call, shape_of(0, Kind::kStrategy, DType::kUint8, Algorithm::kOneHop, 1), {},
-                        "dsgd_strategy_set",
+  state_.calls.exchange(call, Kind::kStrategy, 1, {},
                         [this, call, agreed = std::move(agreed)](const Status& status, const Calls::Parts&) {
                           if (!state_.defer_to_reports(*call)) agreed(status);
                         });

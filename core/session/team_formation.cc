@@ -78,8 +78,7 @@ void TeamFormation::form(const std::shared_ptr<Call>& call, const StrategySpec& 
     join(call, std::move(teams).value(), done);
   };
   if (!state_.mesh) return gathered({}, {mine});
-  state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 2),
-                        std::move(mine), "dsgd_start", gathered);
+  state_.calls.exchange(call, Kind::kStart, 2, std::move(mine), gathered);
 }
 
 // `encoded`: the messages of all workers, by rank.
@@ -114,8 +113,8 @@ void TeamFormation::join(const std::shared_ptr<Call>& call, Teams teams, Done do
   const auto joined = [this, call, done](const Status& status) {
     if (!state_.mesh) return done(status);
     if (status.ok()) {
-      return state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 4), {},
-                                   "dsgd_start", [done](const Status& met, const auto&) { done(met); });
+      return state_.calls.exchange(call, Kind::kStart, 4, {},
+                                   [done](const Status& met, const auto&) { done(met); });
     }
     const Status why =
         Status(status.code(), "dsgd_start: rank " + std::to_string(state_.rank()) + ": " + status.message())
@@ -144,8 +143,7 @@ void TeamFormation::join(const std::shared_ptr<Call>& call, Teams teams, Done do
     joining->join(id, member.first, member.size, state_.calls.deadline(), joined);
   };
   if (!state_.mesh) return told({}, {transport::encode(mine)});
-  state_.calls.exchange(call, shape_of(0, Kind::kStart, DType::kUint8, Algorithm::kOneHop, 3),
-                        transport::encode(mine), "dsgd_start", told);
+  state_.calls.exchange(call, Kind::kStart, 3, transport::encode(mine), told);
 }
 
 }  // namespace dsgd
