@@ -119,33 +119,31 @@ Status Checkpoints::enqueue_snapshot(CheckpointCall* checkpoint) {
   }
   checkpoint->header = checkpoint::write_header(tensors);
 
-  auto& contexts = state_.step.contexts();
   // New memory costs several times the copy, so it is kept. After a timeout a disk may still read it.
   if (snapshot_.use_count() != 1 || snapshot_nbytes_ != checkpoint->nbytes) {
-    DSGD_RETURN_IF_ERROR(contexts.back().device->allocate_staging(checkpoint->nbytes).into(&snapshot_));
+    device::Device& staging = *state_.step.contexts().back().device;
+    DSGD_RETURN_IF_ERROR(staging.allocate_staging(checkpoint->nbytes).into(&snapshot_));
     snapshot_nbytes_ = checkpoint->nbytes;
   }
   checkpoint->data = snapshot_;
-  const auto context = std::find_if(contexts.begin(), contexts.end(), [](const DeviceContext& of_some) {
-    return of_some.replicas.front() == 0;
-  });
-  DSGD_RETURN_IF_ERROR(context->follow_default_stream());
+  DeviceContext& context = state_.step.context_of(0);
+  DSGD_RETURN_IF_ERROR(context.follow_default_stream());
   for (size_t i = 0; i < parts.size(); ++i) {
     const SavedPart& part = parts[i];
     const size_t begin = part.begin * dtype_size(dtype_of(part)), nbytes = tensors[i].end - tensors[i].begin;
     std::byte* const to = static_cast<std::byte*>(checkpoint->data.get()) + tensors[i].begin;
-    const bool state_on_host = at_owner || context->is_host();
-    const auto& state = state_on_host ? state_.step.optimizer_state().on_host() : context->state;
+    const bool state_on_host = at_owner || context.is_host();
+    const auto& state = state_on_host ? state_.step.optimizer_state().on_host() : context.state;
     const std::byte* const from =
         (part.state < 0
              ? state_.model.bindings[0][part.parameter].value
              : static_cast<const std::byte*>(state[part.parameter][static_cast<size_t>(part.state)].get())) +
         begin;
     if (nbytes == 0) continue;
-    if (context->is_host() || (part.state >= 0 && state_on_host)) {
+    if (context.is_host() || (part.state >= 0 && state_on_host)) {
       std::memcpy(to, from, nbytes);
-    } else if (Status status = context->queue->copy(to, from, nbytes); !status.ok()) {
-      return status;
+    } else {
+      DSGD_RETURN_IF_ERROR(context.queue->copy(to, from, nbytes));
     }
   }
   return {};

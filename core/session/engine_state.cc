@@ -173,7 +173,6 @@ Result<HostValues> EngineState::host_values(bool filled, bool trained) {
   // A worker that has started holds the values already, and the host may be reading them.
   const bool in_place = step.contexts().back().is_host() && (filled || !started);
   device::Device& staging = *step.contexts().back().device;
-  const Replica& first = *model.replicas[0];
   DSGD_RETURN_IF_ERROR(follow_default_streams());
   HostValues values;
   for (size_t p = 0; p < model.parameters.size(); ++p) {
@@ -187,10 +186,7 @@ Result<HostValues> EngineState::host_values(bool filled, bool trained) {
     }
     DSGD_RETURN_IF_ERROR(staging.allocate_staging(nbytes).into(&values.back()));
     if (!filled || nbytes == 0) continue;
-    for (DeviceContext& context : step.contexts()) {
-      if (context.device == first.device)
-        DSGD_RETURN_IF_ERROR(context.queue->copy(values.back().get(), value, nbytes));
-    }
+    DSGD_RETURN_IF_ERROR(step.context_of(0).queue->copy(values.back().get(), value, nbytes));
   }
   return values;
 }

@@ -67,6 +67,7 @@ class Step {
   void set_contexts(std::vector<DeviceContext> contexts);
   std::vector<DeviceContext>& contexts() { return state_.contexts; }
   const std::vector<DeviceContext>& contexts() const { return state_.contexts; }
+  DeviceContext& context_of(uint32_t replica) { return state_.context_of(replica); }
   // Known from start, too. `queue`: of this worker's devices; null if they are in no team.
   void set_teams(Teams teams, std::unique_ptr<device::CollectiveQueue> queue);
   // A new plan, at start and after a change of strategy or settings. It fails for want of memory.
