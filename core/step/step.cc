@@ -158,8 +158,7 @@ void Step::end_suspended(const StepResult& result) {
   state_.result = result;
   state_.drawn.clear();
   trace_.ended_elsewhere();
-  const Done done = std::exchange(suspended_, nullptr);
-  done({}, state_.result);
+  std::exchange(suspended_, nullptr)({}, state_.result);
 }
 
 void Step::send_header() {
@@ -363,9 +362,7 @@ void Step::end() {
   if (!state_.result.applied) devices_.skipped();
   if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, {});
   trace_.ended();
-  Done done = std::move(done_);
-  done_ = nullptr;
-  done({}, state_.result);
+  std::exchange(done_, nullptr)({}, state_.result);
 }
 
 }  // namespace dsgd

@@ -118,8 +118,7 @@ void Step::fail(const Status& cause, const Status& for_peers) {
     trace_.failed();
     // A failure that all have agreed on came before any of the team's work.
     if (!progress_.agreed) buckets_.team().fail(cause);
-    Done done = std::move(done_);
-    done_ = nullptr;
+    const Done done = std::exchange(done_, nullptr);
     buckets_.forget_held();
     if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, for_peers);
     done(cause, state_.result);
