@@ -41,29 +41,28 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model, bool views_
 }
 
 Status DeviceContext::follow_default_stream(device::WorkQueue& behind) {
-  Status status = device->record_stream(*enqueued, nullptr);
-  return status.ok() ? behind.wait(*enqueued) : status;
+  DSGD_RETURN_IF_ERROR(device->record_stream(*enqueued, nullptr));
+  return behind.wait(*enqueued);
 }
 
 Status DeviceContext::follow(device::WorkQueue& behind, device::WorkQueue& before) {
-  Status status = before.record(*reached);
-  return status.ok() ? behind.wait(*reached) : status;
+  DSGD_RETURN_IF_ERROR(before.record(*reached));
+  return behind.wait(*reached);
 }
 
 Status DeviceContext::follow_copies() {
-  Status status;
   for (device::WorkQueue* copies : {to_host.get(), from_host.get(), reader.get()}) {
-    if (copies && status.ok()) status = follow(*queue, *copies);
+    if (copies) DSGD_RETURN_IF_ERROR(follow(*queue, *copies));
   }
-  return status.ok() ? queue->record(*reached) : status;
+  return queue->record(*reached);
 }
 
 Status DeviceContext::align() {
-  Status status = follow_copies();
+  DSGD_RETURN_IF_ERROR(follow_copies());
   for (device::WorkQueue* copies : {to_host.get(), from_host.get()}) {
-    if (copies && status.ok()) status = follow(*copies, *queue);
+    if (copies) DSGD_RETURN_IF_ERROR(follow(*copies, *queue));
   }
-  return status;
+  return {};
 }
 
 std::shared_ptr<void> untouched_memory(size_t nbytes) {
