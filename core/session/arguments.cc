@@ -22,14 +22,15 @@ Status check_weight(double weight) {
 }
 
 Status check_name(const std::string& what, const std::string& name) {
-  auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, "the name of a" + why); };
-  const std::string of = std::string(what.find_first_of("aeiou") == 0 ? "n " : " ") + what;
+  const std::string subject =
+      "the name of a" + std::string(what.find_first_of("aeiou") == 0 ? "n " : " ") + what;
+  const auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, subject + why); };
   if (name.size() > kLongestName) {
-    return bad(of + " has " + std::to_string(name.size()) + " bytes, at most " +
-               std::to_string(kLongestName) + " are possible; shorten it");
+    return bad(" has " + std::to_string(name.size()) + " bytes, at most " + std::to_string(kLongestName) +
+               " are possible; shorten it");
   }
   if (auto at = invalid_utf8(name)) {
-    return bad(of + " is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8");
+    return bad(" is not UTF-8 from byte " + std::to_string(*at) + " on; encode it as UTF-8");
   }
   return {};
 }

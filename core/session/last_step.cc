@@ -55,16 +55,11 @@ void LastStep::ask(Peers& peers, uint64_t steps) {
   for (int32_t other : missing) {
     peers.call(other, question, transport::kNever,
                if_alive(alive_, [this, &peers, other, ask](const Result<transport::Message>& answer) {
-                 if (ask != last_ask_) return;
-                 if (answer.ok() || peers.has_left(other)) take_answer(other);
+                 if (ask != last_ask_ || !awaited_ || !(answer.ok() || peers.has_left(other))) return;
+                 std::erase(awaited_->missing, other);
+                 if (awaited_->missing.empty()) end_wait();
                }));
   }
-}
-
-void LastStep::take_answer(int32_t rank) {
-  if (!awaited_) return;
-  std::erase(awaited_->missing, rank);
-  if (awaited_->missing.empty()) end_wait();
 }
 
 void LastStep::forget_answers() {

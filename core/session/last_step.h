@@ -54,7 +54,6 @@ class LastStep {
     transport::TimerId timer = 0;
   };
   void limit_wait();
-  void take_answer(int32_t rank);
 
   transport::Loop& loop_;
   const transport::Duration lease_;

@@ -140,16 +140,11 @@ void StateCopier::receive(const SharedTransfer& transfer, const std::vector<View
   for (size_t p = 0; p < state_.model.parameters.size(); ++p) {
     const Parameter& parameter = *state_.model.parameters[p];
     if (parameter.trained == learns) continue;
-    auto value = device.allocate_staging(parameter.nbytes());
-    Status status = value.status();
-    if (value.ok()) copy->values[p] = std::move(value).value();
+    Status status = device.allocate_staging(parameter.nbytes()).into(&copy->values[p]);
     const bool has_state = parameter.trained && !state_.step.updates_at_owner();
     const size_t states = has_state ? state_.model.states_of(parameter) : 0;
-    for (size_t s = 0; s < states && status.ok(); ++s) {
-      auto tensor = device.allocate_staging(parameter.state_nbytes());
-      status = tensor.status();
-      if (tensor.ok()) copy->state[p].push_back(std::move(tensor).value());
-    }
+    for (size_t s = 0; s < states && status.ok(); ++s)
+      status = device.allocate_staging(parameter.state_nbytes()).into(&copy->state[p].emplace_back());
     if (!status.ok()) return state_.fail(status, true);
   }
   if (!learns) {

@@ -150,13 +150,11 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
   source.not_ready = false;
   ++source.next;
   source.whole = source.whole || answer.whole;
-  if (in_view_) {
-    for (const StateParts::Part& part : answer.parts) fetched_in_view_ += part.data.size();
-  }
   if (!in_view_) {
     ask(index);
     return enter_when_whole();
   }
+  for (const StateParts::Part& part : answer.parts) fetched_in_view_ += part.data.size();
   if (!then_) return;
   if (asked_in != state_.view() || !answer.whole) return ask(index);
   state_.staging_queue.digest_values(
