@@ -29,7 +29,7 @@ class Members {
   // Returns, for each rank of this view, the rank of its worker in the view `before`; -1: it was not in it.
   std::vector<int32_t> ranks_in(const Members& before) const;
   const std::shared_ptr<const Group>& world() const { return world_; }  // all workers of the view
-  // "rank 2 (worker 'w2' on host nodeb)"
+  // "rank 2 (worker 'w2' on host nodeb, pid 4242)"
   std::string name(int32_t rank) const;
   std::string names(std::span<const int32_t> ranks) const;  // separated by commas
   std::string host_of(int32_t rank) const;                  // empty for a rank that is not in the view

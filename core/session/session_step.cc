@@ -134,10 +134,10 @@ Status Session::Impl::record_streams(const std::vector<uint32_t>& buckets) {
   return {};
 }
 
-// The session is closing, so nothing can be marked any more: the step fails on all workers.
 bool Session::Impl::in_unmarked_step() { return in_step() && !marks().unmarked().empty(); }
 
-// The wait for the last step comes first: a step that is left tears the session.
+// The session is closing, so nothing can be marked any more: the step fails on all workers. The wait for the
+// last step comes first: a step that is left tears the session.
 void Session::Impl::leave_unmarked_step(bool may_wait) {
   std::unique_lock lock(step_mutex);
   if (!in_unmarked_step()) return;

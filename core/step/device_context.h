@@ -22,8 +22,8 @@ struct DeviceContext {
   // the work of `queue`.
   std::unique_ptr<device::WorkQueue> to_host, from_host;
   std::unique_ptr<device::DeviceEvent> enqueued;  // in the host's default stream
-  std::unique_ptr<device::DeviceEvent>
-      reached;  // in the queue, behind the last update, after each public function
+  // In the queue, behind the last update, after each public function.
+  std::unique_ptr<device::DeviceEvent> reached;
   std::unique_ptr<device::DeviceEvent> last_use;  // in the queue, behind the last use of unbound buffers
   // Where all workers update alike and the device is not the host.
   OptimizerState state;

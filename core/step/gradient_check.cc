@@ -32,7 +32,7 @@ std::map<uint32_t, NonFinite> count_all(const StepState& state) {
   return found;
 }
 
-// "rank 1 (a:7): 3 elements of the gradient of 'w' (the first at index 17), 1 element of ..."
+// "rank 1 (...): 3 elements of the gradient of parameter 'w' (the first at index 17), 1 element of ..."
 std::string report_text(const StepState& state, int32_t rank, const GradientReport& report) {
   std::string text = (state.mesh ? state.mesh->members().name(rank) : "rank " + std::to_string(rank)) + ": ";
   uint64_t rest = report.count;

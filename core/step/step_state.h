@@ -144,8 +144,8 @@ struct StepPath {
   // Updates are enqueued behind the team's sums; the host does not wait for these. The header has the
   // weights.
   bool updates_early = false;
-  bool norms_on_device =
-      false;  // the host does not have the sums of all elements, so devices compute the norm
+  // Devices compute the norm, since the host does not have the sums of all elements.
+  bool norms_on_device = false;
 };
 
 // Ranges of a bucket that hold trailers, merged where adjacent.
