@@ -102,6 +102,7 @@ struct EngineState {
   int32_t rank() const { return mesh ? mesh->peers.rank() : 0; }
   int32_t size() const { return mesh ? mesh->peers.size() : 1; }
   uint64_t view() const { return mesh ? mesh->members().view().view : 1; }
+  std::string view_change_name() const { return "the change to view " + std::to_string(view()); }
   // Returns a function that calls `then`, unless the view changes first or the session fails.
   template <typename Then>
   auto in_view(Then then) {

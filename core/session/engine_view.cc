@@ -171,7 +171,7 @@ void Engine::send_report(const std::shared_ptr<Call>& call) {
   mine.applied_change = state_.applied_change;
   mine.prepared_change = state_.prepared ? state_.prepared->call.number : 0;
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 0),
-                        transport::encode(mine), "the change to view " + std::to_string(view()),
+                        transport::encode(mine), state_.view_change_name(),
                         state_.in_view([this, call](const Status& status, const Calls::Parts& all) {
                           status.ok() ? on_reports(call, all) : on_missing_report(call, status);
                         }));

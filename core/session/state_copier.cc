@@ -192,8 +192,7 @@ void StateCopier::broadcast(const SharedTransfer& transfer, SharedCopy copy, std
     }
     state_.calls.broadcast(transfer->call, Kind::kView, tensor.dtype,
                            std::span(static_cast<std::byte*>(tensor.data), tensor.nbytes), transfer->source,
-                           "the change to view " + std::to_string(state_.view()), all,
-                           std::move(tensor.group));
+                           state_.view_change_name(), all, std::move(tensor.group));
   }
 }
 

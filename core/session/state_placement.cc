@@ -67,7 +67,7 @@ void StatePlacement::place(const std::shared_ptr<Call>& call, const std::vector<
         auto shape = shape_of(operation, Kind::kView, DType::kUint8, Algorithm::kDirect, transfers.size());
         shape.tag = RangeTransfers::tag(state_.mesh->operations, transfers);
         auto task = std::make_unique<RangeTransfers>(state_.mesh->operations, shape, transfers, ended);
-        task->rename("the change to view " + std::to_string(state_.view()));
+        task->rename(state_.view_change_name());
         return task;
       },
       state_.in_view([this, call, plan, then = std::move(then)](const Status& status) {
@@ -136,7 +136,7 @@ void StatePlacement::agree(const std::shared_ptr<Call>& call, std::shared_ptr<co
     held_[i] |= mine[i];
   }
   state_.calls.exchange(call, shape_of(0, Kind::kView, DType::kUint8, Algorithm::kOneHop, 1), {},
-                        "the change to view " + std::to_string(state_.view()),
+                        state_.view_change_name(),
                         state_.in_view([this, plan, mine, more, then = std::move(then)](const Status& status,
                                                                                         const Calls::Parts&) {
                           if (!status.ok()) return state_.fail(status, true);
