@@ -156,9 +156,8 @@ Status DevicePath::add_squares(size_t index) {
   for (const Piece& piece : bucket.pieces) square_pieces_.push_back({piece.position, piece.count});
   double* const sums = static_cast<double*>(buffers.device_squares.get());
   device::WorkQueue& queue = *state_.contexts.front().queue;
-  Status status = queue.squares(bucket.dtype, square_pieces_, buffers.devices.front().sums.get(), sums);
-  return status.ok() ? queue.copy(buffers.host_squares.get(), sums, buffers.square_ranges * sizeof(double))
-                     : status;
+  DSGD_RETURN_IF_ERROR(queue.squares(bucket.dtype, square_pieces_, buffers.devices.front().sums.get(), sums));
+  return queue.copy(buffers.host_squares.get(), sums, buffers.square_ranges * sizeof(double));
 }
 
 double DevicePath::norm() const {

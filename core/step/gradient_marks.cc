@@ -232,11 +232,9 @@ Status GradientMarks::order_streams_after(uint32_t replica, device::DeviceEvent&
 Status GradientMarks::order_after_values(const Replica& replica, void* stream) {
   std::lock_guard lock(mutex_);
   auto& values = streams_[replica.index].values;
-  if (!values) {
-    DSGD_RETURN_IF_ERROR(replica.device->new_event().into(&values));
-  }
-  Status status = replica.device->record_stream(*values, nullptr);
-  return status.ok() ? replica.device->stream_wait(stream, *values) : status;
+  if (!values) DSGD_RETURN_IF_ERROR(replica.device->new_event().into(&values));
+  DSGD_RETURN_IF_ERROR(replica.device->record_stream(*values, nullptr));
+  return replica.device->stream_wait(stream, *values);
 }
 
 }  // namespace dsgd
