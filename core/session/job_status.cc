@@ -150,11 +150,10 @@ Result<HeadAnswer> ask_head(const Config& config, transport::Environment& enviro
         .with_parameter("head");
   }
   DSGD_RETURN_IF_ERROR(use_tls(environment, config, std::make_shared<Log>()));
-  auto made = environment.new_network("dsgd-status", 1 << 20);
-  if (!made.ok()) return made.status();
-  transport::Network& network = *made.value();
-  network.set_checksum(checksum_of(config));
-  transport::Loop& loop = network.loop();
+  std::unique_ptr<transport::Network> network;
+  DSGD_RETURN_IF_ERROR(environment.new_network("dsgd-status", 1 << 20).into(&network));
+  network->set_checksum(checksum_of(config));
+  transport::Loop& loop = network->loop();
 
   transport::DialOptions dial;
   dial.hello.job = config.text("job");
@@ -165,13 +164,14 @@ Result<HeadAnswer> ask_head(const Config& config, transport::Environment& enviro
   dial.deadline = loop.now() + timeout;
   HeadQuestion asked{split_addresses(head)};
   const transport::Time deadline = dial.deadline + std::chrono::milliseconds(100);
-  const bool answered = loop.run([&, dial] { asked.ask(network, dial, question); }, asked.answered, deadline);
+  const bool answered =
+      loop.run([&, dial] { asked.ask(*network, dial, question); }, asked.answered, deadline);
   Result<transport::Message> answer = answered ? asked.answer : Status(Code::kTimeout, "it does not answer");
   transport::run_and_wait(loop, [&] {
     asked.given_up = true;
     asked.channel.reset();
   });
-  made.value().reset();
+  network.reset();
   if (!answer.ok()) return describe_failure(head, answer.status());
   return HeadAnswer{asked.heads[asked.head], std::move(answer).value()};
 }

@@ -95,19 +95,18 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
     use(data, nbytes);
     return {};
   }
-  auto opened = open_context(replica.device);
-  if (!opened.ok()) return opened.status();
-  DeviceContext& context = opened.value();
-  auto staging = context.device->allocate_staging(std::min(nbytes, kReadPart));
-  if (!staging.ok()) return staging.status();
+  DeviceContext context;
+  DSGD_RETURN_IF_ERROR(open_context(replica.device).into(&context));
+  Memory staging;
+  DSGD_RETURN_IF_ERROR(context.device->allocate_staging(std::min(nbytes, kReadPart)).into(&staging));
   // The default stream already waits for the last step, so it is enough to follow it.
   Status status = context.follow_default_stream();
   for (size_t at = 0; at < nbytes && status.ok(); at += kReadPart) {
     const size_t part = std::min(kReadPart, nbytes - at);
-    status = context.queue->copy(staging.value().get(), data + at, part);
+    status = context.queue->copy(staging.get(), data + at, part);
     if (!status.ok()) break;
     status = block([&, this](auto done) { engine().when_reached(context, done); });
-    if (status.ok()) use(staging.value().get(), part);
+    if (status.ok()) use(staging.get(), part);
   }
   return status;
 }

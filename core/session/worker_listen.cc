@@ -25,24 +25,24 @@ bool Worker::listens_apart() const {
 // The process that can bind `head` becomes the head; the others connect to it. If the address is released
 // before the head answers, a waiting worker tries to bind it again.
 Status Worker::embed_head() {
-  auto network = environment_.new_network("dsgd-head", 4 << 20);
-  if (!network.ok()) return network.status();
-  network.value()->set_checksum(checksum_of(config_));
+  std::unique_ptr<transport::Network> network;
+  DSGD_RETURN_IF_ERROR(environment_.new_network("dsgd-head", 4 << 20).into(&network));
+  network->set_checksum(checksum_of(config_));
   HeadOptions options = head_options(config_);
   options.init_timeout = {};  // this head ends with its worker
-  auto head = std::make_unique<Head>(network.value()->loop(), options, log_);
+  auto head = std::make_unique<Head>(network->loop(), options, log_);
   auto admission = std::make_unique<Admission>(
-      network.value()->loop(), config_.text("job"), config_.text("token"),
-      Admission::Route{network.value().get(), head.get()},
+      network->loop(), config_.text("job"), config_.text("token"),
+      Admission::Route{network.get(), head.get()},
       listens_apart() ? Admission::Route{} : Admission::Route{network_.get(), &mesh_->peers}, log_);
   admission->on_refused([head = head.get()](const std::string& why) { head->note_refused(why); });
   const std::string address = config_.text("head");
   if (!listens_apart()) admission->accept_probes(heartbeat_network_.get());
   const int64_t reserved = descriptors_of_job(config_.integer("max_workers"), true, true);
-  auto listener = network.value()->listen(address, admission.get(), {lease_, reserved});
+  auto listener = network->listen(address, admission.get(), {lease_, reserved});
   if (!listener.ok()) {
     const Code code = listener.status().code();
-    network.value().reset();  // before the head, which its loop may call
+    network.reset();  // before the head, which its loop may call
     if (code == Code::kAddressInUse || code == Code::kUnreachable) {
       if (!head_address_taken_)
         log_->info("the head is not in this process: " +
@@ -61,11 +61,11 @@ Status Worker::embed_head() {
   }
   if (!fit.ok()) {
     listener.value().reset();
-    network.value().reset();
+    network.reset();
     return fit;
   }
   if (!listens_apart()) listener_.reset();  // its address has not been published
-  head_network_ = std::move(network).value();
+  head_network_ = std::move(network);
   head_ = std::move(head);
   head_admission_ = std::move(admission);
   head_listener_ = std::move(listener).value();

@@ -20,20 +20,20 @@ Result<std::vector<DeviceContext>> make_contexts(const Model& model, bool views_
     auto context = std::find_if(contexts.begin(), contexts.end(),
                                 [&](const DeviceContext& p) { return p.device == replica->device; });
     if (context == contexts.end()) {
-      auto opened = open_context(replica->device);
-      if (!opened.ok()) return opened.status();
-      for (auto* queue : {&opened.value().to_host, &opened.value().from_host}) {
-        if (opened.value().is_host()) break;
+      DeviceContext opened;
+      DSGD_RETURN_IF_ERROR(open_context(replica->device).into(&opened));
+      for (auto* queue : {&opened.to_host, &opened.from_host}) {
+        if (opened.is_host()) break;
         DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(queue));
       }
-      if (views_change && !opened.value().is_host()) {
-        DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(&opened.value().reader));
-        DSGD_RETURN_IF_ERROR(replica->device->allocate_staging(kStagingBytes).into(&opened.value().staging));
-        DSGD_RETURN_IF_ERROR(replica->device->allocate(kStagingBytes).into(&opened.value().scratch));
-        DSGD_RETURN_IF_ERROR(replica->device->new_event().into(&opened.value().staged));
+      if (views_change && !opened.is_host()) {
+        DSGD_RETURN_IF_ERROR(replica->device->new_queue().into(&opened.reader));
+        DSGD_RETURN_IF_ERROR(replica->device->allocate_staging(kStagingBytes).into(&opened.staging));
+        DSGD_RETURN_IF_ERROR(replica->device->allocate(kStagingBytes).into(&opened.scratch));
+        DSGD_RETURN_IF_ERROR(replica->device->new_event().into(&opened.staged));
       }
-      context = contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(),
-                                std::move(opened).value());
+      context =
+          contexts.insert(replica->device->is_host() ? contexts.begin() : contexts.end(), std::move(opened));
     }
     context->replicas.push_back(replica->index);
   }

@@ -86,12 +86,11 @@ Status OptimizerStateStore::keep_only(const std::vector<std::vector<std::pair<ui
     const Parameter& parameter = *state_.model.parameters[p];
     const size_t element = dtype_size(wide(parameter.dtype));
     for (Memory& tensor : on_host_[p]) {
-      auto made = untouched(parameter.state_nbytes());
-      if (!made.ok()) return made.status();
+      Memory kept;
+      DSGD_RETURN_IF_ERROR(untouched(parameter.state_nbytes()).into(&kept));
       for (const auto& [begin, end] : ranges[p])
-        std::memcpy(bytes(made.value()) + begin * element, bytes(tensor) + begin * element,
-                    (end - begin) * element);
-      tensor = std::move(made).value();
+        std::memcpy(bytes(kept) + begin * element, bytes(tensor) + begin * element, (end - begin) * element);
+      tensor = std::move(kept);
     }
     for (Memory& tensor : next_[p]) DSGD_RETURN_IF_ERROR(untouched(parameter.state_nbytes()).into(&tensor));
   }
