@@ -17,7 +17,6 @@ class Broadcast final : public Task {
   std::vector<int32_t> missing() const override;
 
  private:
-  class Sink;
   void forward(size_t chunk);
   void received(size_t chunk);
   void check_end();

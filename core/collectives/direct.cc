@@ -315,11 +315,9 @@ void Direct::advance(size_t index) {
 // The trailer of a slice comes first in the slice, so results are sent in order.
 void Direct::transform_ready() {
   if (hold_) return;
-  const auto contributions = [this](size_t index) {
-    return static_cast<int32_t>(sums_[index].is_added.size());
-  };
-  while (complete_ < sums_.size() &&
-         (!plan_.reduce || sums_[complete_].added_count == contributions(complete_))) {
+  while (complete_ < sums_.size()) {
+    const Sum& sum = sums_[complete_];
+    if (plan_.reduce && static_cast<size_t>(sum.added_count) < sum.is_added.size()) return;
     const Chunk& chunk = chunks_[rank_][complete_++];
     if (plan_.reduce && plan_.transform) plan_.transform(chunk.begin, chunk.end);
     for (int32_t hop = 1; plan_.gather && hop < size_; ++hop) {

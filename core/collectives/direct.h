@@ -85,7 +85,7 @@ class Direct final : public Task {
     std::vector<char> received, is_added;                         // by turn
     int32_t added_count = 0;
     int32_t own_turn = -1;
-    bool landing = false;                 // a sink is adding right now
+    bool landing = false;                 // a contribution is being added right now
     std::unique_ptr<std::byte[]> prefix;  // sum of the ranks before ours, until ours is added
     bool prefix_empty = true;
   };

@@ -31,7 +31,7 @@ void Exchange::start() {
   for (int32_t hop = 1; hop < size; ++hop) {  // each worker begins with another peer
     send_small((own + hop) % size, shape_, parts_[own]);
   }
-  finish_if_complete();
+  check_end();
 }
 
 std::optional<Landing> Exchange::locate(int32_t source, const transport::BulkHeader& header, size_t nbytes) {
@@ -42,11 +42,11 @@ std::optional<Landing> Exchange::locate(int32_t source, const transport::BulkHea
     have_[source] = 1;
     --waiting_;
     receipt->finish({});
-    finish_if_complete();
+    check_end();
   }};
 }
 
-void Exchange::finish_if_complete() {
+void Exchange::check_end() {
   if (waiting_ == 0) end({});
 }
 
@@ -62,7 +62,7 @@ bool Exchange::leave_out(int32_t index) {
   if (!optional_) return false;
   if (!std::exchange(have_[index], 1)) {
     --waiting_;
-    finish_if_complete();
+    check_end();
   }
   return true;
 }

@@ -22,7 +22,7 @@ class Exchange final : public Task {
   bool leave_out(int32_t index) override;
 
  private:
-  void finish_if_complete();
+  void check_end();
   std::vector<std::vector<std::byte>> parts_;
   std::vector<char> have_;
   int32_t waiting_;

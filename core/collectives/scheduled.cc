@@ -90,7 +90,7 @@ void Scheduled::begin(size_t entry) {
   for (auto& [chunk, receipt] : parked) {
     landing_of(entry, chunk).write(0, receipt->data());
     receipt->finish({});
-    received(entry, chunk);
+    received(entry);
   }
 }
 
@@ -142,8 +142,8 @@ std::optional<Landing> Scheduled::locate(int32_t source, const BulkHeader& heade
   }
   state.have[chunk] = 1;
   Landing landing = landing_of(entry, chunk);
-  landing.landed = [this, entry, chunk] {
-    received(entry, chunk);
+  landing.landed = [this, entry] {
+    received(entry);
     begin_ready();
   };
   return landing;
@@ -156,10 +156,8 @@ Landing Scheduled::landing_of(size_t entry, size_t chunk) const {
           .element = plan_.element};
 }
 
-void Scheduled::received(size_t entry, size_t chunk) {
-  State& state = states_[entry];
-  state.have[chunk] = 1;
-  if (--state.left > 0) return;
+void Scheduled::received(size_t entry) {
+  if (--states_[entry].left > 0) return;
   --left_;
   release(plan_.schedule->entries[entry].dependents);
 }

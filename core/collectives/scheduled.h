@@ -50,7 +50,7 @@ class Scheduled final : public Task {
   void begin(size_t entry);
   void send_entry(size_t entry);
   Landing landing_of(size_t entry, size_t chunk) const;  // of a chunk whose transfer has begun
-  void received(size_t entry, size_t chunk);
+  void received(size_t entry);
   void check_end();
 
   ScheduledPlan plan_;
