@@ -13,6 +13,7 @@ struct Roster {
   uint32_t rank = 0;
   std::vector<uint64_t> workers = {0};  // identities, by rank
   uint64_t own() const { return workers[rank]; }
+  uint32_t size() const { return static_cast<uint32_t>(workers.size()); }
 };
 
 inline bool has_worker(const std::vector<uint64_t>& workers, uint64_t worker) {

@@ -3,7 +3,6 @@
 // position p >= b of the permutation belongs to worker (p - b) mod W, until a ledger deals the rest out anew.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,14 +25,11 @@ class Shard {
   void seek(uint64_t epoch, uint64_t position);  // position <= samples()
   // Goes on with this worker's part of the ledger, behind what it had drawn when the ledger was dealt.
   void take(const SampleLedger& ledger, uint64_t worker);
-  // As next() with `count` indices, or with fewer at the end of the part.
-  void skip(uint64_t count) { drawn_ += std::min(count, end_ - drawn_); }
   uint64_t epoch() const { return epoch_; }
   // Of all workers, if each has drawn as many indices since they were dealt out as this one.
   uint64_t position() const;
-  uint64_t begin() const { return begin_; }          // of the last seek()
-  uint64_t drawn() const { return drawn_; }          // since then, by this worker
-  bool exhausted() const { return drawn_ == end_; }  // until the next seek() or take()
+  uint64_t begin() const { return begin_; }  // of the last seek()
+  uint64_t drawn() const { return drawn_; }  // since then, by this worker
   bool same_data(uint64_t samples, uint64_t seed, bool shuffle) const {
     return samples_ == samples && seed_ == seed && shuffle_ == shuffle;
   }

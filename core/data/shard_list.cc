@@ -16,7 +16,7 @@ std::shared_ptr<SharedShard> ShardList::add(uint64_t samples, uint64_t seed, boo
     added = *like;
     unclaimed_.erase(like);
   } else {
-    const Shard shard(samples, seed, shuffle, roster_->rank, static_cast<uint32_t>(roster_->workers.size()));
+    const Shard shard(samples, seed, shuffle, roster_->rank, roster_->size());
     added = std::make_shared<SharedShard>(made_++, shard, roster_, !waits_);
   }
   shards_.push_back(added);
@@ -95,7 +95,7 @@ void ShardList::enter(Roster roster) {
     std::lock_guard of_shard(shard->mutex_);
     shard->ready_ = !waits_;
     shard->roster_ = roster_;
-    shard->shard_.set_workers(roster_->rank, static_cast<uint32_t>(roster_->workers.size()));
+    shard->shard_.set_workers(roster_->rank, roster_->size());
   }
 }
 
@@ -195,8 +195,7 @@ std::shared_ptr<SharedShard> ShardList::find(uint64_t number, const SampleLedger
 }
 
 std::shared_ptr<SharedShard> ShardList::make_unclaimed(uint64_t number, const SampleLedger& like) {
-  const Shard of(like.samples, like.seed, like.shuffle, roster_->rank,
-                 static_cast<uint32_t>(roster_->workers.size()));
+  const Shard of(like.samples, like.seed, like.shuffle, roster_->rank, roster_->size());
   auto shard = std::make_shared<SharedShard>(number, of, roster_, false);
   unclaimed_.push_back(shard);
   made_ = std::max(made_, number + 1);

@@ -146,29 +146,6 @@ TEST(Shard, a_job_of_another_size_reads_the_rest) {
   }
 }
 
-TEST(Shard, skipping_leaves_it_where_drawing_would) {
-  for (const uint64_t samples : {0, 1, 7, 100, 101}) {
-    for (const uint32_t workers : {1, 2, 3, 8}) {
-      for (uint32_t rank = 0; rank < workers; ++rank) {
-        for (const uint64_t begin : {uint64_t{0}, samples / 3, samples}) {
-          for (const uint64_t count : {0, 1, 5, 1000}) {
-            Shard drawn(samples, 3, true, rank, workers), skipped = drawn;
-            drawn.seek(2, begin);
-            std::vector<int64_t> indices(1);
-            for (uint64_t i = 0; i < count && !drawn.exhausted(); ++i) drawn.next(indices.data(), 1);
-            skipped.seek(2, begin);
-            skipped.skip(count);
-            EXPECT_EQ(skipped.position(), drawn.position());
-            EXPECT_EQ(skipped.drawn(), drawn.drawn());
-            EXPECT_EQ(skipped.begin(), begin);
-            EXPECT_EQ(read_all(skipped, 3), read_all(drawn, 3));
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(Shard, epochs_and_seeds_give_different_orders) {
   std::set<std::vector<uint64_t>> orders;
   for (uint64_t seed = 0; seed < 10; ++seed)
