@@ -90,11 +90,11 @@ class TensorReader {
   Result<std::vector<StoredTensor>> read_file_header(FileReader& file, uint64_t nbytes) {
     std::byte first[kHeaderLengthBytes];
     const size_t count = std::min<uint64_t>(nbytes, sizeof first);
-    if (Status status = file.read({first, count}); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(file.read({first, count}));
     auto length = read_header_length({first, count}, nbytes);
     if (!length.ok()) return bad(length.status().message());
     std::string header(length.value(), '\0');
-    if (Status status = file.read(std::as_writable_bytes(std::span(header))); !status.ok()) return status;
+    DSGD_RETURN_IF_ERROR(file.read(std::as_writable_bytes(std::span(header))));
     auto tensors = read_header(header, file.left());
     if (!tensors.ok()) return bad(tensors.status().message());
     return tensors;
@@ -116,7 +116,7 @@ class TensorReader {
     }
     for (uint64_t position = begin; position < end;) {
       const uint64_t some = std::min<uint64_t>(end - position, kBlock / element);
-      if (Status status = file.read({scratch_.data(), some * element}); !status.ok()) return status;
+      DSGD_RETURN_IF_ERROR(file.read({scratch_.data(), some * element}));
       if (target && target->data) keep(*target, position, position + some);
       position += some;
     }

@@ -51,8 +51,8 @@ class Store {
  private:
   struct Contents {
     std::vector<uint64_t> steps;  // of the checkpoints, in ascending order
-    std::vector<std::string>
-        leftovers;  // paths of folders to be removed: drafts, and removals that have not ended
+    // Paths of folders to be removed: drafts, and removals that have not ended.
+    std::vector<std::string> leftovers;
   };
   std::string path(const Draft& draft) const;
   Result<Contents> contents();
