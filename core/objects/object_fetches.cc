@@ -167,9 +167,7 @@ void ObjectFetches::feed(uint64_t put, const SharedObject& object, uint64_t rece
     header.operation = object_operation(put);
     header.offset = reader->next;
     peers_->send(reader->rank, header, data, [object, respond](const Status& status) {
-      if (respond)
-        respond(status.ok() ? Result<transport::Message>(transport::Message(transport::Empty{}))
-                            : Result<transport::Message>(status));
+      if (respond) status.ok() ? respond(transport::Message(transport::Empty{})) : respond(status);
     });
     reader->next += count;
   }

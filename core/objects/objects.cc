@@ -229,7 +229,7 @@ void Objects::on_put(transport::PutObject put, const transport::Responder& respo
                    const bool name_stays_taken = !fetched.ok() && is_rank_0;
                    if (!name_stays_taken) incoming_.erase(at);
                    if (fetched.ok()) store(name, fetched.value(), number);
-                   respond(fetched.ok() ? Result<transport::Message>(empty()) : fetched.status());
+                   fetched.ok() ? respond(empty()) : respond(fetched.status());
                  });
 }
 
