@@ -101,10 +101,10 @@ bool Gathering::on_close(const ServerChannel& channel) {
   if (aborted_.erase(&channel) > 0) return true;
   MemberInfo gone;
   if (!free_slot(channel, &gone)) return false;
+  const std::string what = "worker " + describe_candidate(gone) + " disconnected before the job began";
   refusals_.note_event("a worker disconnected before the job began",
-                       "head: worker " + describe_candidate(gone) +
-                           " disconnected before the job began; its place is free again");
-  await_another("worker " + describe_candidate(gone) + " disconnected before the job began");
+                       "head: " + what + "; its place is free again");
+  await_another(what);
   return true;
 }
 

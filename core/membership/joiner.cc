@@ -211,8 +211,6 @@ void Joiner::end(Result<Joined> result) {
 }
 
 void Joiner::stop() {
-  if (over_) return;
-  over_ = true;
   end_attempt();
   loop_.cancel(deadline_timer_);
   loop_.cancel(retry_timer_);
@@ -222,7 +220,7 @@ void Joiner::stop() {
 }
 
 std::shared_ptr<transport::ClientChannel> Joiner::give_up_channel() {
-  auto channel = over_ ? nullptr : std::exchange(channel_, nullptr);
+  auto channel = std::exchange(channel_, nullptr);
   stop();
   return channel;
 }

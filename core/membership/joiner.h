@@ -50,7 +50,6 @@ class Joiner : public Attempts<Joiner> {
   Log& log_;
   std::function<void(Result<Joined>)> done_;
 
-  bool over_ = false;
   transport::Time started_{};
   const std::vector<std::string> heads_;
   size_t head_ = 0;             // index of the one that is dialled

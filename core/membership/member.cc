@@ -163,10 +163,7 @@ void Member::Impl::call_leave() {
 // The head knows (or is gone): the heartbeat ends, then the connection.
 void Member::Impl::left_job() {
   stop_reconnector();
-  if (phase == Phase::kLeaving || phase == Phase::kHeadless || phase == Phase::kBroken ||
-      phase == Phase::kIdle) {
-    phase = Phase::kLeft;
-  }
+  phase = Phase::kLeft;
   stop_heartbeat(on_loop([](Impl& self) { self.finish(); }));
 }
 
