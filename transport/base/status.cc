@@ -77,27 +77,24 @@ const std::string& Status::operation() const { return detail_ ? detail_->operati
 const std::string& Status::parameter() const { return detail_ ? detail_->parameter : kEmpty; }
 const std::string& Status::message() const { return detail_ ? detail_->message : kEmpty; }
 
-// The builders copy before they write where the detail is shared already.
+// Returns the detail for a builder to write: a copy if other statuses share it; null for OK.
+Status::Detail* Status::own_detail() {
+  if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
+  return detail_.get();
+}
 Status&& Status::with_rank(int32_t rank, std::string host) && {
-  if (detail_) {
-    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
-    detail_->rank = rank;
-    detail_->host = std::move(host);
+  if (Detail* detail = own_detail()) {
+    detail->rank = rank;
+    detail->host = std::move(host);
   }
   return std::move(*this);
 }
 Status&& Status::with_operation(std::string operation) && {
-  if (detail_) {
-    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
-    detail_->operation = std::move(operation);
-  }
+  if (Detail* detail = own_detail()) detail->operation = std::move(operation);
   return std::move(*this);
 }
 Status&& Status::with_parameter(std::string parameter) && {
-  if (detail_) {
-    if (detail_.use_count() > 1) detail_ = std::make_shared<Detail>(*detail_);
-    detail_->parameter = std::move(parameter);
-  }
+  if (Detail* detail = own_detail()) detail->parameter = std::move(parameter);
   return std::move(*this);
 }
 

@@ -1,6 +1,6 @@
 // Errors as values. A Status is OK or says what failed, which worker is concerned and what to do; Result<T>
-// is a value or a Status. Nothing in transport or core throws to its caller: exceptions of libraries are
-// turned into a Status where they arise.
+// is a value or a Status. Nothing in transport or core throws to its caller, except std::bad_alloc: other
+// exceptions of libraries are turned into a Status where they arise.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +70,8 @@ class Status {
     int32_t rank = -1;
     std::string host, operation, parameter, message;
   };
+  Detail* own_detail();
+
   std::shared_ptr<Detail> detail_;  // shared: statuses are copied to many waiting operations
 };
 
