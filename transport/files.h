@@ -65,7 +65,7 @@ class Files {
   // Makes or replaces the file `path` of `folder` by way of `draft`, a file in the same folder: after a crash
   // `path` is the old file or the new one, whole. When it returns, the new one is on the disk.
   Status replace(const std::string& folder, const std::string& draft, const std::string& path,
-                 std::span<const std::span<const std::byte>> parts, Access access = Access::kDefault) {
+                 std::span<const std::span<const std::byte>> parts, Access access) {
     Status status = write(draft, parts, access);
     if (status.ok()) status = rename(draft, path);
     return status.ok() ? sync_folder(folder) : status;

@@ -42,7 +42,6 @@ class BufferPool {
   // Called from whatever thread gives a buffer back, once after each failure of get().
   void set_freed(std::function<void()> freed);
 
-  size_t limit() const { return limit_; }
   size_t in_use() const;
   size_t peak() const;
 

@@ -62,7 +62,6 @@ class Tls {
 
   Tls(const OpenSsl& library, uint64_t key_bytes) : library_(library), key_bytes_(key_bytes) {}
   bool write_record(const void* data, size_t n);
-  void fail(int result);
   Status why(int code) const;
 
   const OpenSsl& library_;
