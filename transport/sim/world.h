@@ -1,6 +1,6 @@
-// A simulated world: processes on hosts, a network between them, one virtual clock. All run
-// in one thread: the world, or a program to which it has passed control. Their order follows from the seed
-// alone, so a failure is repeated by its seed.
+// A simulated world: processes on hosts, a network between them, one virtual clock. All run in one thread:
+// the world, or a program to which it has passed control. Their order follows from the seed alone, so a
+// failure is repeated by its seed.
 //
 //   SimWorld world(seed);
 //   ProcessId a = world.start_process("node0"), b = world.start_process("node1");
