@@ -38,22 +38,20 @@ TlsContext::~TlsContext() {
 }
 
 Result<std::shared_ptr<Tls>> TlsContext::open(Side side) {
-  std::string warning;
-  Result<std::shared_ptr<Tls>> tls = Status();
-  {
-    std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (const Versions found = versions(); found != versions_) {
-      versions_ = found;
-      found_at_ = now;
-      auto context = read();
-      unusable_ = context.status();
-      if (context.ok()) library_.SSL_CTX_free(std::exchange(context_, context.value()));
-    }
-    if (!unusable_.ok() && now - found_at_ >= kReplacing)
-      warning = std::exchange(unusable_, Status()).message() + "; the certificate before it stays in use";
-    tls = Tls::make(library_, context_, side);
+  std::unique_lock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (const Versions found = versions(); found != versions_) {
+    versions_ = found;
+    found_at_ = now;
+    auto context = read();
+    unusable_ = context.status();
+    if (context.ok()) library_.SSL_CTX_free(std::exchange(context_, context.value()));
   }
+  std::string warning;
+  if (!unusable_.ok() && now - found_at_ >= kReplacing)
+    warning = std::exchange(unusable_, Status()).message() + "; the certificate before it stays in use";
+  auto tls = Tls::make(library_, context_, side);
+  lock.unlock();
   if (!warning.empty() && warn_) warn_(warning);
   return tls;
 }
