@@ -11,6 +11,7 @@ namespace {
 
 // Words of a push besides its payload: the header, and the far pointer's pad of two words.
 constexpr uint64_t kPushWords = 32;
+constexpr size_t kMaxChunkBytes = ZeroRegion::kMaxPayload - 4096;  // a frame has room for the header, too
 // A span under way and one behind it keep the socket busy. The rest waits here, where revoke() costs nothing
 // and from where control messages may overtake it.
 constexpr size_t kSpansInQueue = 2;
@@ -115,11 +116,11 @@ void ClientConnection::finish_call(uint64_t id, Result<Message> result) {
 
 void ClientConnection::send(const BulkHeader& header, std::span<const std::byte> data, Done done) {
   if (!open()) return post_done(std::move(done), closed_status());
-  if (data.size() > ZeroRegion::kMaxPayload - 4096) {
+  if (data.size() > kMaxChunkBytes) {
     return post_done(std::move(done),
                      Status(Code::kInvalidArgument, "a chunk of " + std::to_string(data.size()) +
                                                         " bytes is too large; send at most " +
-                                                        std::to_string(ZeroRegion::kMaxPayload - 4096)));
+                                                        std::to_string(kMaxChunkBytes)));
   }
   bulk_.push(header.operation, {header, data, std::move(done)});
   pump();

@@ -37,6 +37,10 @@ ReadShared::ReadShared(size_t receive_memory)
   scratch = scratch_memory.get() + (64 - address % 64) % 64;
 }
 
+void ReadShared::wake_memory_waiters() {
+  for (MemoryWaiter* reader : std::exchange(memory_waiters, {})) reader->memory_freed();
+}
+
 Frame::~Frame() noexcept(false) {
   FrameReader* reader = *reader_;
   if (!reader) return;
@@ -67,10 +71,6 @@ FrameReader::FrameReader(ReadShared& shared, Landing* landing)
       input_(shared.received) {}
 
 FrameReader::~FrameReader() { *self_ = nullptr; }
-
-void ReadShared::wake_memory_waiters() {
-  for (MemoryWaiter* reader : std::exchange(memory_waiters, {})) reader->memory_freed();
-}
 
 PayloadSlot* FrameReader::slot_of(const void* data) {
   if (!ZeroRegion::contains(data)) return nullptr;
