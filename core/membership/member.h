@@ -45,9 +45,8 @@ class Member {
 
   // Loop only. `joined` is called once. The head's refusal of the request (is_final(), such as kUnauthorized
   // or kExists) ends the join at once. A refused connection ends it only if all addresses refuse. An
-  // unreachable head, or a connection that breaks in the rendezvous, is tried again until
-  // the deadline (after 10 ms, doubling to 500 ms, with jitter); the error then names the failure of the last
-  // attempt.
+  // unreachable head, or a connection that breaks in the rendezvous, is tried again until the deadline (after
+  // 10 ms, doubling to 500 ms, with jitter); the error then names the failure of the last attempt.
   void join(std::function<void(Result<transport::JoinReply>)> joined);
   // `broken` is called once after joining, when the job cannot go on (a worker was lost or aborted, or the
   // head is lost), or goes on without this worker (its own lease is over). If a worker hosted the lost head,

@@ -1,8 +1,8 @@
 // Conversion between the structs of messages.h and their Cap'n Proto forms. Included inside transport only.
 //
 // read() accepts untrusted input: it checks every length, and turns each exception of the library into a
-// Status. The bytes it allocates are bounded by the limits of codec.h and by the traversal
-// limit of the message.
+// Status. The bytes it allocates are bounded by the limits of codec.h and by the traversal limit of the
+// message.
 #pragma once
 
 #include "transport/messages.h"
