@@ -49,11 +49,8 @@ BoundedCalls::~BoundedCalls() {
   }
   std::thread thread = std::move(state_->thread);  // no other thread calls run() now
   if (!thread.joinable()) return;
-  if (late || thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();
-  } else {
-    thread.join();
-  }
+  const bool cannot_join = late || thread.get_id() == std::this_thread::get_id();
+  cannot_join ? thread.detach() : thread.join();
 }
 
 bool BoundedCalls::late() const {

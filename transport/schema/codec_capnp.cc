@@ -188,11 +188,7 @@ void write(const Message& from, schema::Message::Builder to) {
 }
 
 void write(const Result<Message>& from, schema::Reply::Builder to) {
-  if (from.ok()) {
-    write(from.value(), to.initMessage());
-  } else {
-    write(from.status(), to.initStatus());
-  }
+  from.ok() ? write(from.value(), to.initMessage()) : write(from.status(), to.initStatus());
 }
 
 Status read(schema::Status::Reader from, Status* to) { return read_fields(from, to); }

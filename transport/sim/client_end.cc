@@ -61,11 +61,7 @@ bool ClientEnd::receive(Packet& packet) {
     case FrameKind::kBulkReply: {
       Status status;
       Status form = decode_status(packet.header, &status);
-      if (form.ok()) {
-        answered(packet.id, status);
-      } else {
-        break_off(form, true);
-      }
+      form.ok() ? answered(packet.id, status) : break_off(form, true);
       return true;
     }
     case FrameKind::kCorrupted:
@@ -75,11 +71,8 @@ bool ClientEnd::receive(Packet& packet) {
     case FrameKind::kReset: {
       const char* how = packet.kind == FrameKind::kEnd ? "was closed by the peer" : "broke";
       const Status why(Code::kIo, "the connection to " + address_ + " " + how);
-      if (dialled_) {
-        fail_dial({Code::kUnreachable, why.message() + " before it answered the hello"});
-      } else {
-        break_off(why, false);
-      }
+      dialled_ ? fail_dial({Code::kUnreachable, why.message() + " before it answered the hello"})
+               : break_off(why, false);
       return true;
     }
     default:

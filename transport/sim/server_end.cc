@@ -299,11 +299,7 @@ void ServerEnd::over(const Status& why, bool tell) {
   if (closed_ || !connection_) return;
   auto self = shared_from_this();
   closed_ = true;
-  if (tell) {
-    connection_->to_client.cut(true);
-  } else {
-    connection_->to_client.finish(true);
-  }
+  tell ? connection_->to_client.cut(true) : connection_->to_client.finish(true);
   if (handler_) handler_->on_close(*this, why);
   abandon();
 }

@@ -45,11 +45,7 @@ class UvNetwork::UvListener final : public Listener {
       state->acceptors_.erase(acceptor_);
       acceptor_.reset();
     };
-    if (state->loop().on_loop()) {
-      stop();
-      return;
-    }
-    run_and_wait(state->loop(), stop);
+    state->loop().on_loop() ? stop() : run_and_wait(state->loop(), stop);
   }
   std::string address() const override { return address_; }
 
@@ -137,11 +133,7 @@ void UvNetwork::dial(const std::string& address, DialOptions options,
     state->diallers_.insert(dialler);
     dialler->start();
   };
-  if (state->loop().on_loop()) {
-    start();
-  } else {
-    state->loop().post(start);
-  }
+  state->loop().on_loop() ? start() : state->loop().post(start);
 }
 
 Result<std::unique_ptr<Listener>> UvNetwork::listen(const std::string& address, AcceptHandler* handler,
@@ -182,11 +174,7 @@ void UvNetwork::adopt(Fd fd, Greeting greeting, ServerHandler* handler) {
     state->keep(connection.value());
     connection.value()->start();
   };
-  if (state->loop().on_loop()) {
-    serve();
-  } else {
-    state->loop().post(std::move(serve));
-  }
+  state->loop().on_loop() ? serve() : state->loop().post(std::move(serve));
 }
 
 Network::Counters UvNetwork::counters() const {

@@ -46,11 +46,7 @@ void Acceptor::PendingConnection::on_readable() {
     case Handshake::Outcome::kDone:
       break;
   }
-  if (stage_ == Stage::kProof) {
-    on_proof();
-  } else {
-    on_hello();
-  }
+  stage_ == Stage::kProof ? on_proof() : on_hello();
 }
 
 void Acceptor::PendingConnection::on_writable() {

@@ -93,11 +93,8 @@ Result<std::shared_ptr<Tls>> Tls::make(const OpenSsl& library, SSL_CTX* context,
   library.BIO_set_data(bio, tls.get());
   library.BIO_set_init(bio, 1);
   library.SSL_set_bio(tls->ssl_, bio, bio);
-  if (side == Side::kDialling) {
-    library.SSL_set_connect_state(tls->ssl_);
-  } else {
-    library.SSL_set_accept_state(tls->ssl_);
-  }
+  side == Side::kDialling ? library.SSL_set_connect_state(tls->ssl_)
+                          : library.SSL_set_accept_state(tls->ssl_);
   return tls;
 }
 

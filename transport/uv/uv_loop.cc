@@ -390,11 +390,7 @@ void UvLoop::sleep_or_poll(Time until) {
   if (port_->exhausted()) until = std::min(until, now() + kExhaustedPause);
   if (!timers_.empty()) until = std::min(until, timers_.begin()->first.first);
   if (const Duration held = port_->held_for(); held != kNever) until = std::min(until, now() + held);
-  if (until == kNever) {
-    port_->clear_alarm();
-  } else {
-    port_->set_alarm(until - now());
-  }
+  until == kNever ? port_->clear_alarm() : port_->set_alarm(until - now());
   port_->wait();
   polled_ = now();
 }
