@@ -347,11 +347,7 @@ struct Head::Impl {
       job->worker_failed(worker, job->detector->cause_from(worker, leave.cause,
                                                            describe_member(worker.info) + " left the job: "));
     }
-    if (workers.is_host(worker.index())) {
-      job->hold_answer_to_host(respond);
-    } else {
-      job->acknowledge(respond);
-    }
+    workers.is_host(worker.index()) ? job->hold_answer_to_host(respond) : job->acknowledge(respond);
     job->end_if_done();
   }
 

@@ -108,11 +108,7 @@ void Job::abort(const ServerChannel& channel, const Status& why, const Responder
   phase_ = Phase::kBroken;
   cause_ = why;
   end_after_lease();
-  if (from_host) {
-    host_leave_ = respond;
-  } else {
-    respond(transport::Message(transport::Empty{}));
-  }
+  from_host ? hold_answer_to_host(respond) : respond(transport::Message(transport::Empty{}));
   end_if_done();
 }
 

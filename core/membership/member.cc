@@ -36,11 +36,7 @@ void Member::Impl::start() {
   phase = Phase::kJoining;
   options.join.incarnation = loop.random() | 1;
   joiner = std::make_shared<Joiner>(network, options, *log, [this](Result<Joiner::Joined> result) {
-    if (result.ok()) {
-      on_joined(std::move(result).value());
-    } else {
-      join_failed(result.status());
-    }
+    result.ok() ? on_joined(std::move(result).value()) : join_failed(result.status());
   });
   joiner->start();
 }
