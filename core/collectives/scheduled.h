@@ -34,8 +34,8 @@ class Scheduled final : public Task {
     size_t left = 0;  // chunks to receive, or sends not yet answered
     bool begun = false;
     std::vector<char> have;  // by chunk, of a receive
-    std::vector<std::pair<size_t, std::unique_ptr<transport::BulkReceipt>>>
-        parked;                   // chunks that came before their turn
+    // Chunks that came before their turn.
+    std::vector<std::pair<size_t, std::unique_ptr<transport::BulkReceipt>>> parked;
     std::vector<std::byte> copy;  // of a send whose elements are overwritten while it travels
   };
 

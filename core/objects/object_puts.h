@@ -22,8 +22,8 @@ std::vector<int32_t> object_chain(int32_t putter, int32_t size);
 class ObjectPuts {
  public:
   static constexpr const char* kOperation = "dsgd_object_put";
-  static constexpr size_t kSmall =
-      transport::kSmallBytes;  // up to here an object travels in its announcement
+  // Up to here an object travels in its announcement.
+  static constexpr size_t kSmall = transport::kSmallBytes;
 
   using Done = std::function<void(const Status&)>;
   // Rank 0 has accepted a put: the owner stores the object before the other workers hear of it.

@@ -21,8 +21,8 @@ namespace dsgd::transport {
 inline constexpr size_t kMaxHelloBytes = 32 * 1024;  // of a whole hello, and of its reply
 inline constexpr size_t kMaxNameBytes = 4 * 1024;    // job, worker id, host, object name, address, ...
 inline constexpr size_t kMaxJobNonceBytes = 64;
-inline constexpr size_t kMaxTextBytes =
-    16 * 1024;  // message of a Status, or progress; the sender cuts longer ones
+// Message of a Status, or progress; the sender cuts longer ones.
+inline constexpr size_t kMaxTextBytes = 16 * 1024;
 inline constexpr size_t kMaxMembers = 64 * 1024;
 inline constexpr size_t kMaxDigests = 8 * 1024;            // of a Goodbye
 inline constexpr size_t kMaxAddresses = 256;               // of one member

@@ -29,9 +29,8 @@ class PayloadWriter : public FieldWriter {};
 static void fields(PayloadWriter&, const Status& from, schema::Status::Builder to) {
   std::string message = from.message();
   if (message.size() > kMaxReasonBytes) {
-    size_t end = kMaxReasonBytes;
-    while (end > 0 && (static_cast<uint8_t>(message[end]) & 0xc0) == 0x80)
-      --end;  // no half character of UTF-8
+    size_t end = kMaxReasonBytes;  // or less: no half character of UTF-8
+    while (end > 0 && (static_cast<uint8_t>(message[end]) & 0xc0) == 0x80) --end;
     message.resize(end);
   }
   write(Status(from.code(), std::move(message)), to);
