@@ -5,22 +5,24 @@
 namespace dsgd_tool {
 namespace {
 
-const std::string kPrefix = "dsgd run: ", kFirst = " failed first: ",
+const std::string kPrefix = "dsgd run: ", kFailedFirst = " failed first: ",
                   kLater = " failed, which ended the job: ", kBecause = " failed because of rank ";
 
 }  // namespace
 
 std::string FailureLine::text() const {
-  const std::string middle = cause >= 0 ? kBecause + std::to_string(cause) + ": " : first ? kFirst : kLater;
+  const std::string middle = cause >= 0 ? kBecause + std::to_string(cause) + ": "
+                             : first    ? kFailedFirst
+                                        : kLater;
   return kPrefix + child + middle + how;
 }
 
 std::optional<FailureLine> FailureLine::parse(const std::string& line) {
   if (!line.starts_with(kPrefix + "worker ")) return std::nullopt;
   const auto child_before = [&](size_t at) { return line.substr(kPrefix.size(), at - kPrefix.size()); };
-  for (const auto* middle : {&kFirst, &kLater}) {
+  for (const auto* middle : {&kFailedFirst, &kLater}) {
     if (const size_t at = line.find(*middle); at != std::string::npos)
-      return FailureLine{child_before(at), -1, line.substr(at + middle->size()), middle == &kFirst};
+      return FailureLine{child_before(at), -1, line.substr(at + middle->size()), middle == &kFailedFirst};
   }
   const size_t at = line.find(kBecause);
   if (at == std::string::npos) return std::nullopt;

@@ -5,7 +5,7 @@
 namespace dsgd_tool {
 namespace {
 
-constexpr std::chrono::seconds kFirst{3};
+constexpr std::chrono::seconds kFirstNote{3};
 
 }  // namespace
 
@@ -13,7 +13,7 @@ void WaitNote::begin(const std::string& why) {
   why_ = why;
   if (began_ != Clock::time_point::max()) return;
   began_ = Clock::now();
-  if (periodic_) due_ = began_ + kFirst;
+  if (periodic_) due_ = began_ + kFirstNote;
 }
 
 void WaitNote::end() { began_ = due_ = Clock::time_point::max(); }
