@@ -170,8 +170,8 @@ Status EngineState::follow_default_streams() {
 }
 
 Result<HostValues> EngineState::host_values(bool filled, bool trained) {
-  // A worker that has started holds the values already, and the host may be reading them.
-  const bool in_place = step.contexts().back().is_host() && (filled || !started);
+  // After the start the host may read its buffers, change them, or bind others.
+  const bool in_place = step.contexts().back().is_host() && !started;
   device::Device& staging = *step.contexts().back().device;
   DSGD_RETURN_IF_ERROR(follow_default_streams());
   HostValues values;

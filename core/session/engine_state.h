@@ -131,9 +131,9 @@ struct EngineState {
   // This worker rejects the channel's next call, which all workers make together.
   void reject_next_call(uint32_t channel, const std::string& name, const Status& why);
 
-  // Returns host memory for all values: the host's own buffers where these may be used, else new memory.
-  // `filled`: with this worker's values. Copies are only enqueued. Without `trained`: null for trained
-  // parameters.
+  // Returns host memory for all values: the host's own buffers in its first dsgd_start, else new memory.
+  // `filled`: with this worker's values. Copies from GPUs are only enqueued. Without `trained`: null for
+  // trained parameters.
   Result<HostValues> host_values(bool filled, bool trained = true);
   Status spread_values(const HostValues& values);  // enqueues copies to all replicas
   // Work enqueued in the contexts' queues from now on happens after the work in the host's default streams.

@@ -39,6 +39,7 @@ struct Joining {
   std::map<std::string, std::string> settings = {};
   Duration pause{};            // of each host, before each step
   bool halves_values = false;  // the hosts change the values after each step
+  bool rebinds = false;        // the host binds other buffers for untrained values, ten times in each pause
   transport::LinkDelay delay = {1ms, 1ms};
   uint64_t seed = 1;
   // Of the replicas of each worker, "cpu" or "cuda:0" (of a fake runtime); empty: all "cpu".
@@ -135,11 +136,22 @@ class JoinedJob {
     }
     if (!session.set_parameter(tensors[3].parameter, "frozen=1").ok()) std::abort();
     if (!session.set_parameter(tensors[2].parameter, "rate=0.5 decay=0").ok()) std::abort();
-    const int64_t counters = 3;
+    const int64_t counters = job_.rebinds ? 300'000 : 3;
     Parameter* const counter = session.add_parameter("counter", DType::kInt32, {&counters, 1}, false).value();
     std::vector<int32_t*> counts;
     for (Replica* replica : replicas)
       counts.push_back(static_cast<int32_t*>(session.alloc(replica, counter).value()->value));
+    std::vector<std::vector<int32_t>> buffers(replicas.size() * 2, std::vector<int32_t>(counters));
+    // Binds other buffers, and overwrites the earlier ones, which are the host's again.
+    const auto rebind = [&](int time) {
+      for (size_t r = 0; r < replicas.size(); ++r) {
+        std::vector<int32_t>& buffer = buffers[r * 2 + static_cast<size_t>(time % 2)];
+        buffer.assign(counts[r], counts[r] + counters);
+        const size_t nbytes = buffer.size() * sizeof(int32_t);
+        if (!session.bind(replicas[r], counter, buffer.data(), nbytes, nullptr, 0, {}).ok()) std::abort();
+        std::fill_n(std::exchange(counts[r], buffer.data()), counters, -1);
+      }
+    };
     if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
     int k = first[static_cast<size_t>(worker)] = static_cast<int>(session.info().steps);
     StepResult result;
@@ -156,7 +168,11 @@ class JoinedJob {
       return session.step(weight, &result);
     };
     for (; k < job_.steps; ++k) {
-      cluster.pass_time(worker, job_.pause);
+      const int parts = job_.rebinds ? 10 : 1;
+      for (int part = 0; part < parts; ++part) {
+        cluster.pass_time(worker, job_.pause / parts);
+        if (job_.rebinds) rebind(part);
+      }
       if (!cluster.note(worker, "step " + std::to_string(k), [&] { return step(1 + worker); })) return;
       for (int32_t* count : counts) count[k % counters] = k;
       for (size_t r = 0; r < replicas.size() && job_.halves_values; ++r) {
@@ -300,6 +316,14 @@ TEST(Joining, TakesValuesThatTheHostsChangeBetweenSteps) {
   job.run();
   job.expect_equal({0, 1, 2});
   EXPECT_TRUE(job.logged(2, "have changed between steps")) << "it fetches those that have changed again";
+}
+
+TEST(Joining, TakesUntrainedValuesWhileTheHostsBindOtherBuffers) {
+  JoinedJob job({.steps = 40, .elements = 1000, .pause = 20ms, .rebinds = true, .delay = {2ms, 2ms}});
+  job.cluster.start_worker(2);
+  job.run();
+  job.expect_equal({0, 1, 2});
+  EXPECT_GT(job.first[2], 0);
 }
 
 // The others keep a limited number of bytes for it.
