@@ -65,14 +65,14 @@ SampleLedger ledger_for(const Manifest::Shard& saved, const std::vector<uint64_t
 }  // namespace
 
 // A program that is restarted after a failure loads a checkpoint before its first step. If its worker has
-// joined a running job, it holds the state of the others already. If these have completed a step, they do not
-// load, so this worker does not load either. If they have not, their next call may be a load, or a step
-// because there is no checkpoint. So this worker follows: it waits until they begin a call, and takes part if
-// that is a load. Ranks are in the order of joining, so at rank 0 no other worker is older, and it does not
-// wait. It skips the load if another one has begun the step already (take_reports).
+// joined a running job, it holds the state of the others already. Their next call may be a load all the same:
+// before the first step of the job, or because they go back to a checkpoint. So this worker follows: it waits
+// until they begin a call, and takes part if that is a load. Ranks are in the order of joining, so at rank 0
+// no other worker is older, and it does not wait. Then it does not load if the job has completed a step, or
+// if another worker has begun the step already (take_reports).
 void Checkpoints::load(const std::string& folder, Done done, const CallOptions& options) {
   const bool has_just_joined = state_.joined_at == state_.next_step && state_.torn.ok();
-  if (has_just_joined && state_.next_step > 0) {
+  if (has_just_joined && state_.next_step > 0 && state_.rank() == 0) {
     log_no_load();
     return done({});
   }

@@ -38,6 +38,7 @@ struct ResumedJob {
   Duration between_joins = 1300us;
   // By worker: between dsgd_start and dsgd_checkpoint_load. Joiners that are not here do not wait.
   std::vector<Duration> before = {0us, 3ms};
+  int first_steps = 0;  // that the others make; then they wait until the joiner has started
   bool others_load = true;
   bool others_save = false;   // into another folder, before they load
   bool others_leave = false;  // without a load and a step
@@ -108,6 +109,11 @@ class Resumed {
     float* const value = add_model(session, kResumedElements, 1);
     if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
     const bool joins = worker >= job_.workers;
+    StepResult result;
+    for (int k = 0; k < job_.first_steps && !joins; ++k)
+      if (!cluster.note(worker, "first step", [&] { return session.step(1, &result); })) return;
+    while (job_.first_steps > 0 && !joins && !cluster.call(job_.workers, "start"))
+      cluster.pass_time(worker, 1ms);
     if (const auto w = static_cast<size_t>(worker); w < job_.before.size())
       cluster.pass_time(worker, job_.before[w]);
     if (!joins && job_.others_save)  // once: a worker that has joined makes no such call
@@ -123,7 +129,6 @@ class Resumed {
       } while (status.code() == Code::kViewChanged);
       if (!status.ok() && status.code() != Code::kNotFound) return cluster.pass_time(worker, 10s);
     }
-    StepResult result;
     for (auto k = session.info().steps; k < kResumedSteps; ++k) {
       cluster.pass_time(worker, 4ms);
       if (!cluster.note(worker, "step " + std::to_string(k), [&] { return session.step(1, &result); }))
@@ -192,6 +197,43 @@ TEST(JoiningAroundALoad, WorkersThatHaveJoinedOutliveAllOthers) {
   const Resumed job({.joiners = 2, .before = {1s, 1s}, .lost = 2, .loss = 30ms});
   job.expect_right();
   for (int worker : {2, 3}) EXPECT_FALSE(job.logged(worker, "dsgd_checkpoint_load does nothing"));
+}
+
+// The others go back to a checkpoint, after steps.
+TEST(JoiningAroundALoad, TakesPartInALoadBetweenLaterSteps) {
+  for (const Duration others : {0ms, 5ms}) {
+    for (const Duration joiner : {0ms, 5ms, 50ms}) {
+      SCOPED_TRACE("loads " + std::to_string(joiner / 1us) + " us after its start, the others after " +
+                   std::to_string(others / 1us) + " us");
+      const Resumed job({.join = 30ms, .before = {others, others + 1ms, joiner}, .first_steps = 5});
+      job.expect_right();
+      EXPECT_FALSE(job.logged(2, "dsgd_checkpoint_load does nothing"));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Their next call is a step, under any strategy.
+TEST(JoiningAroundALoad, DoesNotLoadBetweenLaterSteps) {
+  const std::vector<std::map<std::string, std::string>> settings = {
+      {{"strategy", "simple"}},
+      {{"strategy", "ps"}, {"copies", "2"}},
+      {{"algorithm", "ring"}},
+      {{"algorithm", "halving_doubling"}},
+  };
+  for (const auto& of : settings) {
+    for (const Duration joiner : {0ms, 5ms, 50ms}) {
+      SCOPED_TRACE(of.begin()->second + ", loads " + std::to_string(joiner / 1us) + " us after its start");
+      const Resumed job({.join = 30ms,
+                         .before = {0ms, 20ms, joiner},
+                         .first_steps = 5,
+                         .others_load = false,
+                         .settings = of});
+      job.expect_right();
+      EXPECT_TRUE(job.logged(2, "dsgd_checkpoint_load does nothing"));
+      if (HasFailure()) return;
+    }
+  }
 }
 
 // Workers 0 and 1 are lost in their first step, in which they wait for worker 2. So worker 2 becomes

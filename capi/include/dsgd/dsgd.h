@@ -1309,10 +1309,9 @@ DSGD_API int32_t dsgd_checkpoint_save(dsgd_session *session, const char *folder,
  * failed on another worker before the view changed, the repeated call fails with the same code.
  *
  * A worker that has joined a running job may make the call before its first step, as a restarted program
- * does. It holds the state of the others already. If these have completed a step, the call returns DSGD_OK
- * and changes nothing. Otherwise it waits until they begin their next step, load, save or collective, or
- * until its deadline. If that is a load, it takes part; else it returns DSGD_OK and changes nothing. If the
- * worker does not make the call, a load of the others waits for it until their deadline.
+ * does. It holds the state of the others already. The call waits until they begin their next step, load, save
+ * or collective, or until its deadline. If that is a load, it takes part; else it returns DSGD_OK and changes
+ * nothing. If the worker does not make the call, a load of the others waits for it until their deadline.
  *
  * `folder` is DIR, whose newest checkpoint is loaded, or one checkpoint DIR/step-NNNNNNNNNN; NULL:
  * `checkpoint_dir`. The number of workers, the strategy, the devices and the number of replicas may differ
