@@ -14,7 +14,7 @@ type core struct {
 	session uintptr
 	workers sync.WaitGroup // the reaper and the log drain: both end after dsgd_close
 
-	closing sync.Mutex // one dsgd_close at a time: Close returns only after it has ended
+	closing sync.Mutex // of what follows dsgd_close
 
 	mu       sync.Mutex
 	bound    map[boundKey]*runtime.Pinner
@@ -49,9 +49,10 @@ func newCore(session uintptr, log LogFunc) *core {
 
 // close ends the session and everything that runs for it. The C handle stays valid: later calls find the session closed.
 func (c *core) close(timeoutMS int) error {
+	// Not under the mutex: of calls in progress, the earliest deadline ends all.
+	err := call(c, func(err *uintptr) int { return raw.Dsgd_close(c.session, timeoutMS, err) })
 	c.closing.Lock()
 	defer c.closing.Unlock()
-	err := call(c, func(err *uintptr) int { return raw.Dsgd_close(c.session, timeoutMS, err) })
 	c.mu.Lock()
 	c.closed = true // from here on dsgd refuses to begin operations, and no reaper begins
 	c.mu.Unlock()

@@ -581,3 +581,24 @@ func TestACloseInMidStepEndsTheOthersStepAndChangesNothing(t *testing.T) {
 		told.Wait()
 	})
 }
+
+func TestASecondCloseShortensTheFirst(t *testing.T) {
+	var closed sync.WaitGroup
+	closed.Add(1)
+	job(t, 2, settings{"step_timeout": "10m"}, func(w *worker) {
+		if w.Rank() == 1 {
+			closed.Wait()
+			return
+		}
+		defer closed.Done()
+		op, err := w.BarrierAsync()
+		w.ok(err)
+		first := make(chan error)
+		go func() { first <- w.Close() }()
+		for w.SetOptimizer("sgd", "lr=1") == nil { // until the first has begun
+		}
+		w.ok(w.CloseWithin(0))
+		w.ok(<-first)
+		w.failing(op.Wait(background), ErrClosed)
+	})
+}
