@@ -164,10 +164,11 @@ void Engine::delete_object(const std::string& name, Done done, const CallOptions
 uint64_t Engine::get_object(const std::string& name, std::function<void(Result<SharedObject>)> done,
                             const CallOptions& options) {
   if (!objects_.has(name)) {
-    Status nobody =
-        state_.failure.ok() && size() > 1 && state_.mesh->peers.alone() ? nobody_puts() : state_.failure;
-    if (!nobody.ok()) {
-      done(nobody);
+    Status never = state_.failure;
+    if (never.ok() && outside_view()) never = not_started();
+    if (never.ok() && size() > 1 && state_.mesh->peers.alone()) never = nobody_puts();
+    if (!never.ok()) {
+      done(never);
       return 0;
     }
   }

@@ -235,6 +235,7 @@ class Engine final : public SessionEvents {
   // Changes of the view (engine_view.cc).
   Status torn_before(const Status& change) const;
   Status view_changed(const transport::JoinReply& view) const;
+  Status not_started() const;  // of a worker that joins
   void enter_view();
   void enter_first_view(const transport::JoinReply& view, const Status& why);
   void begin_agreement();

@@ -66,13 +66,15 @@ Status Engine::view_changed(const JoinReply& view) const {
       .with_rank(state_.view_cause.rank(), state_.view_cause.host());
 }
 
+Status Engine::not_started() const {
+  return Status(Code::kState,
+                "this worker has joined a running job, in which it takes part only after dsgd_start; call "
+                "dsgd_start first");
+}
+
 Status Engine::admit_call() {
   if (!state_.failure.ok()) return state_.failure;
-  if (outside_view()) {
-    return Status(Code::kState,
-                  "this worker has joined a running job, in which it takes part only after dsgd_start; call "
-                  "dsgd_start first");
-  }
+  if (outside_view()) return not_started();
   if (state_.recovering()) return view_changed(state_.mesh->members().view());
   if (view() == reported_view_) return {};
   reported_view_ = view();

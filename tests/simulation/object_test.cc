@@ -2,6 +2,7 @@
 // a worker is lost, leaves, or is late, or when another worker deletes the object meanwhile.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -412,6 +413,7 @@ std::unique_ptr<Cluster> job_that_is_joined(const Bytes& bytes, bool gets, Durat
         const int64_t count = 100;
         Parameter* const parameter = session.add_parameter("p", DType::kFloat32, {&count, 1}, true).value();
         (void)session.alloc(session.add_replica("cpu").value(), parameter);
+        if (worker == 3 && gets && get(session, "x", bytes).code() != Code::kState) std::abort();
         if (!cluster.note(worker, "start", [&] { return session.start(); })) return;
         if (worker == 0) cluster.note(worker, "put", [&] { return put(session, "x", bytes); });
         if (worker == 3 && gets && !cluster.note(worker, "get", [&] { return get(session, "x", bytes); }))

@@ -158,8 +158,10 @@
  *                - If a put fails with DSGD_ERR_VIEW_CHANGED, or the worker that puts is lost, some
  *                  workers may hold the whole object, and the name may be taken. Delete the object (ignore
  *                  DSGD_ERR_NOT_FOUND), and put it again.
- *                - After a loss, a worker that has not completed a step may copy its outcome from another
- *                  worker: trained parameters only. Untrained ones are equal again after their next `sync`.
+ *                - If the view changes while a worker has not completed a step, it may copy the outcome from
+ *                  another worker: trained parameters only. Untrained ones are equal again after their next
+ *                  `sync`. The other host may already have changed the values. So hosts leave the values of
+ *                  trained parameters to steps and loads; else a later step may fail with DSGD_ERR_DIVERGED.
  *                - A step is final when all workers have completed it. dsgd_close waits until this worker's
  *                  last step is final (see there). A worker that is lost may have completed a step that the
  *                  others then repeat without it.
@@ -168,20 +170,18 @@
  *              fewer than max_workers workers, and else waits up to `init_timeout` for a place. It adds the
  *              same parameters as the others, and replicas, while the others go on training. Until its
  *              dsgd_start ends, its rank is the number of workers in the present view and its size one more,
- *              and other collectives fail with DSGD_ERR_STATE. In dsgd_start it fetches values and optimizer
- *              state, a part from each of the others, while these train on. Each of them keeps the sums of
- *              its steps for it, in at most twice the memory of its part, or 16 MiB if that is more. Then the
- *              workers go on in a new view, with this one as the last rank. It fetches the rest, while the
- *              steps of the others wait: mostly the sums of the last step, but all of a part if its worker
- *              was lost meanwhile, the new worker was too slow, or the host has changed values of trained
- *              parameters. It takes part from the next step on: `steps` of dsgd_session_info_read is the
- *              index of its first step. The other workers get the new view as after a loss.
+ *              and its collectives and object calls fail with DSGD_ERR_STATE. In dsgd_start it fetches values
+ *              and optimizer state, a part from each of the others, while these train on. Each of them keeps
+ *              the sums of its steps for it, in at most twice the memory of its part, or 16 MiB if that is
+ *              more. Then the workers go on in a new view, with this one as the last rank. It fetches the
+ *              rest, while the steps of the others wait: mostly the sums of the last step, but all of a part
+ *              if its worker was lost meanwhile, or the new worker was too slow. It takes part from the next
+ *              step on: `steps` of dsgd_session_info_read is the index of its first step. The other workers
+ *              get the new view as after a loss.
  *              Limits, besides those of losses:
  *                - Its strategy is the one that the others have at that moment. It takes over their learning
  *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.
  *                - If its dsgd_start fails, its values are undefined.
- *                - A host that changes values of trained parameters between steps does so before its next
- *                  call. Otherwise the step after a join may fail with DSGD_ERR_DIVERGED.
  *                - A worker id is never used again in a job. Ids that dsgd makes are new each time. With
  *                  `head_state` a later head forgets the ids of lost workers that had joined the running job,
  *                  except for the newest 64, and accepts them again. A lost worker that still runs fails with
