@@ -29,7 +29,7 @@ using transport::Duration;
 
 constexpr int kChangeSteps = 20, kChangeStep = 8, kSavedStep = 5;
 constexpr size_t kChangeElements = 40'000;  // several key ranges
-const int kChangeStride = dsgd_test::one_of(4, 16);
+const int kChangeStride = 2 * dsgd_test::one_of(2, 8);
 
 bool has_applied_what_it_prepared(const Cluster& cluster, int worker) {
   const auto& log = cluster.log(worker);

@@ -35,7 +35,7 @@ using transport::Duration;
 using transport::Random;
 
 constexpr Duration kLease = 500ms;
-const int kStride = dsgd_test::one_of(4, 16);  // between the moments of faults
+const int kStride = 2 * dsgd_test::one_of(2, 8);  // between the moments of faults
 
 struct Loss {
   int worker = 0;
