@@ -149,7 +149,8 @@ class Attachment:
                 add_untrained(session, self._replica, name, tensor)
         for name, tensor in module.named_buffers():
             add_untrained(session, self._replica, name, tensor)
-        self._buffers = Buffers(module) if broadcast_buffers else None
+        self._buffers = Buffers(module)
+        self._broadcasts_buffers = broadcast_buffers
 
         self._known = {id(tensor) for _, tensor in named}
         self._other_optimizers = OtherOptimizers(tensor for _, tensor in trained)
@@ -192,11 +193,14 @@ class Attachment:
             )
         return self._end_step()
 
-    def join(self, update: Optional[Callable[[], Any]] = None) -> None:
-        """Takes part in steps with weight 0 until no worker has data left. All workers call it after their last batch,
-        where they may have different numbers of batches. With the optimizer "none", `update` is called after each step
-        to apply the mean gradient: `join(optimizer.step)`. With an optimizer of dsgd and a learning rate that changes with
-        the step, give a function that sets the next rate, as the loop does."""
+    def join(self, update: Optional[Callable[[], Any]] = None) -> bool:
+        """Takes part in steps with weight 0 until no worker has data left, and returns True. All workers call it after
+        their last batch, where they may have different numbers of batches. With the optimizer "none", `update` is called
+        after each step to apply the mean gradient: `join(optimizer.step)`. With an optimizer of dsgd and a learning rate
+        that changes with the step, give a function that sets the next rate, as the loop does.
+
+        In an elastic job it returns False after a step in another view than the last one: the data shard may have samples
+        of a lost worker. Train on them, and call it again."""
         if update is None and self.session._optimizer_is_none:
             raise InvalidArgumentError(
                 "join() needs a function that applies the mean gradient, since the optimizer is 'none'; give the step "
@@ -208,13 +212,16 @@ class Attachment:
                 "PyTorch call join(optimizer.step)"
             )
         self._require_no_step("join")
+        view = self.session.view if self.result is None else self.result.view
         while True:
             self._begin_step(0.0)
             result = self._end_step(idle=True)
             if result.all_done:
-                return
+                return True
             if result.applied and update is not None:
                 update()
+            if result.view != view:
+                return False
 
     def detach(self) -> None:
         """Removes the hooks, so that the module trains by itself again. Its parameters stay where they are."""
@@ -271,6 +278,8 @@ class Attachment:
 
     def _after_backward(self) -> None:
         self._end_queued = False
+        if self._operation is None:
+            return  # the step has failed during backward
         if _in_nested_backward() and any(entry.marked_version is None for entry in self._trained):
             return  # the outer pass goes on, and its next gradient queues this callback again
         self._end_step()
@@ -287,7 +296,12 @@ class Attachment:
         entry.used = True
         entry.take_gradient(local=not self.session._optimizer_is_none)
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
-        self._replica.gradient_ready(entry.parameter, stream)
+        try:
+            self._replica.gradient_ready(entry.parameter, stream)
+        except Error:
+            if self._operation is not None and self._operation.done:
+                self._forget_step()  # it has failed
+            raise
         entry.marked_version = entry.gradient._version
 
     def _end_step(self, idle: bool = False) -> StepResult:
@@ -305,14 +319,17 @@ class Attachment:
         try:
             self.result = result = operation.wait()
         finally:
-            self._operation = None
-            self._checked = False
-            for entry in self._trained:
-                entry.used, entry.marked_version = False, None
+            self._forget_step()
         if self.device.type == "cuda":
             self._replica.stream_wait(torch.cuda.current_stream(self.device).cuda_stream)
         self._after_step(result)
         return result
+
+    def _forget_step(self) -> None:
+        self._operation = None
+        self._checked = self._end_queued = False
+        for entry in self._trained:
+            entry.used, entry.marked_version = False, None
 
     def _mark_missing(self, missing: List[TrainedParameter], idle: bool) -> None:
         if idle:
@@ -353,7 +370,8 @@ class Attachment:
                     entry.tensor.grad = None
         elif result.applied:
             _bump_versions([entry.tensor for entry in self._trained])
-        if self._buffers is not None:
+        self._buffers.restore()
+        if self._broadcasts_buffers:
             with _explain_worker_lost("This broadcast gives rank 0's buffers to all workers after each step"):
                 try:
                     self._buffers.broadcast(self.session)

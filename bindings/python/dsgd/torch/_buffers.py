@@ -18,6 +18,22 @@ class Buffers:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        self._bound = [  # tensors in dsgd's memory, with the modules that have them
+            (owner, name, buffer)
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> None:
+        """Where the module has replaced a tensor, moves the new values into the earlier one and puts that back, so that
+        checkpoints and workers that join get them."""
+        for owner, name, bound in self._bound:
+            present = owner._buffers.get(name)
+            if present is None or present is bound or present.shape != bound.shape or present.dtype != bound.dtype:
+                continue
+            bound.copy_(present.detach())
+            owner._buffers[name] = bound
 
     def _tensors(self) -> List[torch.Tensor]:
         return [buffer.detach() for buffer in self._module.buffers() if buffer.numel() > 0]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import jobs
 import pytest
@@ -167,6 +168,118 @@ def test_workers_go_on_when_the_root_of_the_buffers_is_lost():
     with Job(loses_the_root_of_the_buffers, 3, min_workers=1, lease="500ms") as job:
         (sizes, values), other = job.result(1), job.result(2)
     assert other == (sizes, values) and sizes == [3, 2, 2, 2, 2]
+
+
+def draws_the_rest(session, loses):
+    module = mlp()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.01)
+    session.start()
+    shard, drawn, joins = session.shard(100, seed=1), 0, []
+    while not joins or not joins[-1]:
+        while len(samples := shard.next(1 if session.rank else 10)):
+            drawn += len(samples)
+            pixels = torch.ones(len(samples), 1, 8, 8)
+            module.zero_grad()
+            module(pixels).sum().backward()
+            attachment.step()
+            if loses and session.rank == 1 and drawn == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+        joins.append(attachment.join())
+    return drawn, joins
+
+
+def test_join_returns_where_a_shard_may_have_the_samples_of_a_lost_worker():
+    with Job(draws_the_rest, arguments=(True,), min_workers=1, lease="500ms") as job:
+        assert job.result(0) == (92, [False, True])
+    assert jobs.run(draws_the_rest, arguments=(False,)) == [(50, [True])] * 2
+
+
+class Averaged(nn.Module):
+    """Replaces its buffer in each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 5)
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, pixels):
+        self.mean = 0.5 * self.mean + 0.5
+        return self.linear(pixels.flatten(1))
+
+
+def saves_a_replaced_buffer(session, folder, steps):
+    module = Averaged()
+    attachment = dsgd.torch.attach(session, module, broadcast_buffers=False)
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+    if steps == 0:
+        session.load_checkpoint(folder)
+    for _ in range(steps):
+        module.zero_grad()
+        module(torch.ones(2, 1, 8, 8)).sum().backward()
+        attachment.step()
+    if steps > 0:
+        session.save_checkpoint(folder)
+    return module.mean.item()
+
+
+def test_a_checkpoint_has_a_buffer_that_the_module_has_replaced(tmp_path):
+    assert jobs.run(saves_a_replaced_buffer, arguments=(str(tmp_path), 2)) == [0.75] * 2
+    assert jobs.run(saves_a_replaced_buffer, arguments=(str(tmp_path), 0)) == [0.75] * 2
+
+
+class Between(torch.autograd.Function):
+    """Calls a function in the backward pass."""
+
+    @staticmethod
+    def forward(context, value, call):
+        context.call = call
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        context.call()
+        return gradient, None
+
+
+class Calling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.call = nn.Linear(64, 8), nn.Linear(8, 5), lambda: None
+
+    def forward(self, pixels):
+        return self.last(Between.apply(self.first(pixels.flatten(1)), self.call))
+
+
+def fails_during_backward(session, set_to_none):
+    torch.manual_seed(1)
+    module = Calling()
+    attachment = dsgd.torch.attach(session, module)
+    session.set_optimizer("sgd", lr=0.1)
+    session.start()
+
+    def wait_for_the_failure():
+        while not attachment._operation.done:
+            time.sleep(0.001)
+
+    outcomes = []
+    for step in range(4):
+        session.set_learning_rate(0.2 if step == 1 and session.rank == 0 else 0.1)
+        module.call = wait_for_the_failure if step == 1 else lambda: None
+        module.zero_grad(set_to_none)
+        try:
+            module(torch.ones(2, 1, 8, 8)).sum().backward()
+            outcomes.append(attachment.step().step)
+        except dsgd.MismatchError as error:
+            outcomes.append(error.operation)
+    return outcomes, [value.tolist() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_module_trains_on_after_a_step_that_failed_during_backward(set_to_none):
+    first, second = jobs.run(fails_during_backward, arguments=(set_to_none,))
+    assert first == second and first[0] == [0, "step 1", 1, 2]
 
 
 def find_unused(session):
