@@ -469,13 +469,19 @@ class _Joining:
             _raw.dsgd_abort(self._handle.pointer, f"{type(failure).__name__} while joining")
         self._handle.close(0)
 
+    def _views_change(self) -> bool:
+        """Whether the job can go on in another view, as core/base/views_change.h says."""
+        workers = int(self._config["num_workers"])
+        if any(int(self._config[limit] or workers) != workers for limit in ("min_workers", "max_workers")):
+            return True
+        return any(digit in self._config["rejoin_timeout"] for digit in "123456789")  # else it is 0, in any unit
+
     def session(self, forward_logs: bool) -> Session:
         config = self._config
         session = Session(
             self._handle,
             early_update=config["early_update"] == "1",
-            views_change=config["rejoin_timeout"] != "0"
-            or any(config[limit] not in ("", config["num_workers"]) for limit in ("min_workers", "max_workers")),
+            views_change=self._views_change(),
             absent_is_zero=config["absent"] == "zero",
         )
         if forward_logs:

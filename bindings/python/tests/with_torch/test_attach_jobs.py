@@ -142,6 +142,7 @@ def train_branches(session):
 def test_unused_parameters_need_no_all_reduce_where_absent_gradients_count_as_zero():
     (values, calls), (other, _) = jobs.run(train_branches)
     (same, none), _ = jobs.run(train_branches, absent="zero")
+    assert jobs.run(train_branches, min_workers=2, max_workers="02", rejoin_timeout="0s")[0] == (values, calls)  # not elastic
     assert values == other == same
     assert (calls, none) == (8, 0)
 
