@@ -128,9 +128,13 @@ struct WatchReply {
   int32_t head_rank = -1;           // in the new view
   bool paused = false;              // it has too few workers for steps, which wait for another view
 };
-struct Renew {  // a heartbeat; the answer is Empty
+struct Renew {  // a heartbeat
   int32_t number = -1;
   uint64_t view = 0;
+};
+struct RenewReply {
+  // The head has changed the job's record, and tells the workers nothing new until the record is stored.
+  bool storing = false;
 };
 // How far a worker is, once per heartbeat interval; the answer is Empty.
 struct Progress {
@@ -308,7 +312,7 @@ using Message =
     std::variant<Empty, JoinRequest, JoinReply, Watch, WatchReply, Renew, Leave, Report, OperationFailed,
                  PutObject, Goodbye, SessionFailed, HasBegun, ReportCut, DeleteObject, FetchObject, Enter,
                  HasCompleted, Progress, StatusRequest, StatusReply, Return, ScaleRequest, FetchState,
-                 StateParts, GatheringRequest, GatheringReply>;
+                 StateParts, GatheringRequest, GatheringReply, RenewReply>;
 
 // ---- not sent, but kept on disk: all that a head knows of its running job
 struct HeadRecord {

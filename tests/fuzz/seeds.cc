@@ -62,6 +62,7 @@ std::vector<Message> messages() {
           Watch{3},
           WatchReply{4, 1, problem(), 2, 7, {member, member}, 1, true},
           Renew{1, 1},
+          RenewReply{true},
           Leave{1, 1, problem(), 7},
           Report{1, 1, problem()},
           ReportCut{1, 1, problem(), 2},

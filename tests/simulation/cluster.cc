@@ -62,7 +62,8 @@ class Cluster::DiskFiles final : public transport::Files {
     auto& world = cluster_.world;
     const auto most =
         static_cast<uint64_t>(std::chrono::nanoseconds(world.random() % 10 ? 2ms : 300ms).count());
-    free_at_ = std::max(free_at_, world.now()) + std::chrono::nanoseconds(world.random() % most);
+    free_at_ = std::max({free_at_, cluster_.disk_back_at, world.now()}) +
+               std::chrono::nanoseconds(world.random() % most);
     world.at(free_at_, [&world, process = process_, work = std::move(work)] {
       if (world.alive(process)) work();
     });

@@ -77,6 +77,7 @@ class Cluster {
   // Worker `rank`'s process; the head's for -1.
   transport::ProcessId process(int rank) const;
   transport::SimWorld world;
+  transport::Time disk_back_at{};  // until then the disk makes no change
 
   // Adds a parameter and a replica, starts, and steps `steps` times or until a call fails. Step k is noted as
   // "step k".

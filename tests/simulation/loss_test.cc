@@ -65,6 +65,11 @@ struct HeadLoss {
   bool other = false;  // meanwhile a head of another job runs at its address
 };
 
+struct DiskStall {   // of the head's disk
+  Duration after{};  // all have joined
+  Duration lasts{};
+};
+
 struct Job {
   int workers = 3;
   int min_workers = 1;
@@ -78,7 +83,8 @@ struct Job {
   std::optional<Split> split = {};
   std::vector<HeadLoss> head_losses = {};  // one after the other
   int head_machines = 1;                   // on which heads are started in turn
-  std::vector<Duration> joins = {};        // of further workers, after the job's begin
+  std::optional<DiskStall> disk_stall = {};
+  std::vector<Duration> joins = {};  // of further workers, after the job's begin
   std::map<std::string, std::string> settings = {};
   bool overlapped = false;
   bool gpus = false;            // replicas are on a GPU, but for every third worker
@@ -113,6 +119,8 @@ struct Job {
     for (const auto& [worker, step] : leaves)
       text += "; " + std::to_string(worker) + " leaves before step " + std::to_string(step);
     if (head_machines > 1) text += ", on another machine";
+    if (disk_stall)
+      text += "; the head's disk stalls after " + std::to_string(disk_stall->after.count() / 1000) + " us";
     if (pair_cut)
       text += "; " + std::to_string(pair_cut->one) + " is cut off from " + std::to_string(pair_cut->other) +
               (pair_cut->there && pair_cut->back ? ""
@@ -304,7 +312,7 @@ class Outcome {
   explicit Outcome(const Job& job) : job_(job), seen(static_cast<size_t>(job.all())) {
     ClusterOptions options{.workers = job.workers,
                            .separate_head = true,
-                           .durable_head = !job.head_losses.empty(),
+                           .durable_head = !job.head_losses.empty() || job.disk_stall,
                            .head_machines = job.head_machines,
                            .seed = job.seed};
     options.settings = {{"lease", "500ms"},
@@ -343,6 +351,11 @@ class Outcome {
         cluster.start_head();
         for (const int worker : cut_off_) cluster.world.isolate(cluster.process(worker));  // from it, too
       });
+    }
+    if (job.disk_stall) {
+      cluster.world.at(
+          cluster.world.now() + job.disk_stall->after,
+          [&cluster, lasts = job.disk_stall->lasts] { cluster.disk_back_at = cluster.world.now() + lasts; });
     }
     for (const Loss& loss : job.losses) {
       cluster.world.at(cluster.world.now() + loss.after, [this, loss] { lose(loss); });
@@ -1097,6 +1110,20 @@ TEST(Loss, TheResultTellsTheNewView) {
   EXPECT_EQ(last.result.view, 2);
   EXPECT_EQ(last.result.size, 2);
   EXPECT_EQ(used(last), 0b101);
+}
+
+// The head decides at once, and tells the workers only when its disk has the view.
+TEST(Loss, IsWaitedForWhileTheHeadCannotStoreTheView) {
+  for (const Loss::Kind kind : {Loss::kKill, Loss::kMachineDies, Loss::kPause, Loss::kCut}) {
+    for (const Duration lasts : {4 * kLease, 20 * kLease}) {
+      Job job{.losses = {{1, 5ms, kind}}, .disk_stall = DiskStall{4ms, lasts}};
+      SCOPED_TRACE(job.describe());
+      const Outcome outcome(job);
+      EXPECT_TRUE(outcome.ended) << "a worker hangs";
+      EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+      EXPECT_GT(outcome.recovery(), lasts - 1ms);
+    }
+  }
 }
 
 TEST(Loss, FewerThanMinWorkersAreAnError) {

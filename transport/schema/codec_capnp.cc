@@ -39,7 +39,8 @@
   F(ScaleRequest, SCALE_REQUEST)       \
   F(FetchState, FETCH_STATE)           \
   F(StateParts, STATE_PARTS)           \
-  F(GatheringReply, GATHERING_REPLY)
+  F(GatheringReply, GATHERING_REPLY)   \
+  F(RenewReply, RENEW_REPLY)
 
 namespace dsgd::transport {
 

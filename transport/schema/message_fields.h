@@ -120,6 +120,8 @@ void fields(auto& codec, Is<Renew> auto& value, auto part) {
   DSGD_FIELD(View, view);
 }
 
+void fields(auto& codec, Is<RenewReply> auto& value, auto part) { DSGD_FIELD(Storing, storing); }
+
 void fields(auto& codec, Is<Progress> auto& value, auto part) {
   DSGD_FIELD(Number, number);
   DSGD_FIELD(View, view);

@@ -109,6 +109,10 @@ struct Renew {
   view @1 :UInt64;
 }
 
+struct RenewReply {
+  storing @0 :Bool;
+}
+
 struct Enter {
   number @0 :Int32 = -1;
   view @1 :UInt64;
@@ -301,6 +305,7 @@ struct Message {
     stateParts @24 :StateParts;
     gatheringRequest @25 :Void;
     gatheringReply @26 :GatheringReply;
+    renewReply @27 :RenewReply;
   }
 }
 

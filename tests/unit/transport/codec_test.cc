@@ -103,7 +103,8 @@ std::vector<Message> samples() {
                      true,
                      kBig - 18},
           GatheringRequest{},
-          GatheringReply{"2 of 4", 3}};
+          GatheringReply{"2 of 4", 3},
+          RenewReply{true}};
 }
 
 bool same(const Status& a, const Status& b) {
@@ -135,6 +136,7 @@ bool same(const GatheringRequest&, const GatheringRequest&) { return true; }
 bool same(const GatheringReply& a, const GatheringReply& b) {
   return a.progress == b.progress && a.missing == b.missing;
 }
+bool same(const RenewReply& a, const RenewReply& b) { return a.storing == b.storing; }
 bool same(const WatchReply& a, const WatchReply& b) {
   return a.sequence == b.sequence && a.view == b.view && same(a.cause, b.cause) && a.left == b.left &&
          a.departure_call == b.departure_call && same(a.members, b.members) && a.head_rank == b.head_rank &&
@@ -346,7 +348,7 @@ TEST(Codec, DefaultsSurviveToo) {
            Report{},           OperationFailed{}, PutObject{}, DeleteObject{}, FetchObject{},  Goodbye{},
            SessionFailed{},    HasBegun{},        ReportCut{}, Enter{},        HasCompleted{}, Progress{},
            StatusRequest{},    StatusReply{},     Return{},    ScaleRequest{}, FetchState{},   StateParts{},
-           GatheringRequest{}, GatheringReply{}}) {
+           GatheringRequest{}, GatheringReply{},  RenewReply{}}) {
     auto back = decode_message(encode(message));
     ASSERT_TRUE(back.ok()) << message_name(message) << ": " << back.status().message();
     EXPECT_TRUE(same_message(message, back.value())) << message_name(message);
