@@ -33,18 +33,34 @@ final class NativeLibrary {
     } else if (NativeLibrary.class.getResource(resource(JNI)) != null) {
       loadFromJar();
     } else {
-      besideJar().ifPresentOrElse(
-          file -> System.load(file.toString()), NativeLibrary::loadFromSystem);
+      besideJar()
+          .ifPresentOrElse(
+              file -> load(file, "reinstall dsgd"), NativeLibrary::loadFromSystem);
     }
   }
 
   private static void loadFromFolder(Path folder) {
+    load(
+        folder.resolve(JNI),
+        "set -Ddsgd.library.path to the folder that holds " + JNI + ", not " + folder);
+  }
+
+  private static void load(Path file, String remedy) {
     try {
-      System.load(folder.resolve(JNI).toString());
+      System.load(file.toString());
     } catch (UnsatisfiedLinkError e) {
-      throw linkError(
-          e.getMessage() + "; set -Ddsgd.library.path to the folder that holds " + JNI + ", not " + folder, e);
+      throw linkError(e.getMessage() + "; " + remedyOf(e, remedy), e);
     }
+  }
+
+  private static String remedyOf(UnsatisfiedLinkError e, String otherwise) {
+    if (e.getMessage().contains("already loaded in another classloader")) {
+      return "load dsgd in one class loader that all its users share, or use a jar made by build-jar";
+    }
+    if (e.getMessage().contains("failed to map segment")) {
+      return "its file system is mounted noexec: use another one; -Djava.io.tmpdir for a jar made by build-jar";
+    }
+    return otherwise;
   }
 
   private static UnsatisfiedLinkError linkError(String message, Throwable cause) {
@@ -76,9 +92,13 @@ final class NativeLibrary {
       System.loadLibrary("dsgd_jni");
     } catch (UnsatisfiedLinkError e) {
       throw linkError(
-          ("cannot load %s: %s; this jar has no natives for %s and there are none beside it: set"
-                  + " -Ddsgd.library.path to the folder that holds them, or use a jar made by build-jar")
-              .formatted(JNI, e.getMessage(), platform()),
+          "cannot load %s: %s; "
+                  .formatted(JNI, e.getMessage())
+              + remedyOf(
+                  e,
+                  ("this jar has no natives for %s and there are none beside it: set -Ddsgd.library.path"
+                          + " to the folder that holds them, or use a jar made by build-jar")
+                      .formatted(platform())),
           e);
     }
   }
@@ -101,7 +121,7 @@ final class NativeLibrary {
           }
         }
       }
-      System.load(folder.resolve(JNI).toString());
+      load(folder.resolve(JNI), "use a jar that build-jar has made on this system");
     } catch (IOException e) {
       throw linkError(
           "cannot unpack the natives of the dsgd jar to %s: %s; set -Djava.io.tmpdir to a folder that can be written"

@@ -6,6 +6,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.reflect.InvocationTargetException;
+import java.net.URL;
+import java.net.URLClassLoader;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -125,6 +128,17 @@ class ProcessTest {
   }
 
   @Test
+  void aSecondClassLoaderIsToldToShareTheFirst() throws Exception {
+    Process process =
+        java(
+                List.of("-Ddsgd.library.path=" + System.getProperty("dsgd.library.path")),
+                TwoLoaders.class.getName())
+            .start();
+    String text = output(process);
+    assertTrue(text.contains("already loaded in another classloader; load dsgd in one class loader"), text);
+  }
+
+  @Test
   void nativesAreFoundOnTheLibraryPathAndInTheJar(@TempDir Path folder) throws Exception {
     Path natives = Path.of(System.getProperty("dsgd.library.path"));
     Process found =
@@ -147,6 +161,21 @@ class ProcessTest {
       assertEquals(
           List.of(),
           left.filter(file -> file.getFileName().toString().startsWith("dsgd-")).toList());
+    }
+  }
+
+  /** Loads dsgd in the application's class loader, and then in another one. */
+  public static final class TwoLoaders {
+    public static void main(String[] arguments) throws Exception {
+      Dsgd.versionString();
+      URL[] classes = {Dsgd.class.getProtectionDomain().getCodeSource().getLocation()};
+      try (URLClassLoader other = new URLClassLoader(classes, null)) {
+        other.loadClass("io.dsgd.Dsgd").getMethod("versionString").invoke(null);
+      } catch (InvocationTargetException e) {
+        for (Throwable cause = e; cause != null; cause = cause.getCause()) {
+          System.out.println(cause);
+        }
+      }
     }
   }
 
