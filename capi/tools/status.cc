@@ -89,7 +89,8 @@ std::string activity(const json& worker) {
   if (worker["seconds"].is_null()) return text;
   text += " " + decimals(worker["seconds"], 1) + " s";
   if (!worker["operation"].is_null()) text += " in " + text_of(worker["operation"]);
-  if (!worker["waiting"].is_null()) text += ": " + text_of(worker["waiting"]);
+  // Each step waits for some worker, though only for a moment.
+  if (!worker["waiting"].is_null() && worker["seconds"] >= 1.0) text += ": " + text_of(worker["waiting"]);
   return text;
 }
 
