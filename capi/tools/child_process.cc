@@ -18,8 +18,7 @@ struct Pipe {
   int read = -1, write = -1;
   Pipe() {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0)
-      throw Failure(std::string("cannot create a pipe: ") + std::strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) != 0) throw system_failure("cannot create a pipe");
     read = ends[0];
     write = ends[1];
   }
@@ -134,7 +133,7 @@ bool ChildProcess::has_exited() const {
 std::unique_ptr<ChildProcess> start_child(const Child& child, GroupGuard* guard, const sigset_t& mask) {
   Launch launch(child);
   const pid_t pid = fork();
-  if (pid < 0) throw Failure(std::string("cannot fork: ") + std::strerror(errno));
+  if (pid < 0) throw system_failure("cannot fork");
   if (pid == 0) exec_child(child, launch, guard, mask);
   setpgid(pid, pid);  // here too: whichever comes first
   auto running = std::make_unique<ChildProcess>(child, pid);

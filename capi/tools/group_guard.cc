@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <set>
-#include <string>
 
 #include "capi/tools/tool.h"
 
@@ -46,10 +44,9 @@ void tell(int pipe, pid_t number) { [[maybe_unused]] const ssize_t n = write(pip
 
 GroupGuard::GroupGuard() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    throw Failure(std::string("cannot create a pipe: ") + std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0) throw system_failure("cannot create a pipe");
   pid_ = fork();
-  if (pid_ < 0) throw Failure(std::string("cannot fork: ") + std::strerror(errno));
+  if (pid_ < 0) throw system_failure("cannot fork");
   if (pid_ == 0) {
     close(ends[1]);
     guard_groups(ends[0]);

@@ -92,7 +92,9 @@ class Job {
   void start_head();
   void announce();
   void start_worker(int number, const std::string& id);
+  bool start_later_worker(int number, const std::string& id, const char* then);
   bool replace(int number);
+  void replace_missing();
   bool end_if_over();
   void follow_head();
   bool has_settled(const JobState& job);
@@ -114,6 +116,7 @@ class Job {
   uint32_t started_ = 0, replaced_ = 0;        // workers
   uint32_t scale_requests_ = 0;                // that have been followed
   uint32_t most_workers_ = kMaxWorkers;        // while `dsgd scale` wants fewer than there are
+  std::vector<int> missing_;                   // workers whose replacements could not be started
   std::string stopped_;                        // id of the worker that was stopped last
   uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
   LocalHead head_;
@@ -177,7 +180,6 @@ void Job::announce() {
 }
 
 void Job::start_worker(int number, const std::string& id) {
-  ++started_;
   const std::string name = options_.join ? id : std::to_string(number);
   const auto group = groups_.find(number);
   const bool begins = group != groups_.end();  // otherwise it joins as the job runs
@@ -194,16 +196,40 @@ void Job::start_worker(int number, const std::string& id) {
                       .first_rank = options_.join ? -1 : number,
                       .workers = 1,
                       .worker_id = id});
+  ++started_;
 }
 
-// Returns whether it has started another worker instead of one that failed.
+// Starts a worker of the running job. If that fails, prints why and `then`, and returns false; the others go
+// on.
+bool Job::start_later_worker(int number, const std::string& id, const char* then) {
+  try {
+    start_worker(number, id);
+    return true;
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "dsgd run: cannot start worker %d: %s; %s\n", number, failure.what(), then);
+    return false;
+  }
+}
+
+// Returns whether it has started another worker instead of one that failed. If that worker cannot be started,
+// this counts as a restart, too, and replace_missing() tries again.
 bool Job::replace(int number) {
   if (end_if_over() || *restarts_ == 0) return false;
   --*restarts_;
-  ++replaced_;
   // No id is used twice.
-  start_worker(number, "worker-" + std::to_string(number) + "-" + std::to_string(*restarts_));
-  return true;
+  const std::string id = "worker-" + std::to_string(number) + "-" + std::to_string(*restarts_);
+  if (start_later_worker(number, id, *restarts_ ? "trying again in a second" : "no restart is left")) {
+    ++replaced_;
+    return true;
+  }
+  missing_.push_back(number);
+  return false;
+}
+
+void Job::replace_missing() {
+  for (const int number : std::exchange(missing_, {})) {
+    if (replace(number)) std::fprintf(stderr, "dsgd run: worker %d is started again\n", number);
+  }
 }
 
 // Returns whether the job is over. If it has failed, ends the workers.
@@ -237,6 +263,7 @@ void Job::follow_head() {
     if (job->failed) return;  // it is over soon
     supervisor_->note_lost(job->lost);
     scale(*job);
+    replace_missing();
   });
 }
 
@@ -250,7 +277,8 @@ bool Job::has_settled(const JobState& job) {
 }
 
 // After each new call of `dsgd scale`, starts the missing workers at once, or stops workers one after the
-// other, so that no state is lost. Losses between two calls are left to --restarts.
+// other, so that no state is lost. Losses between two calls are left to --restarts. If a worker cannot be
+// started, starts no more until the next call.
 void Job::scale(const JobState& job) {
   const bool settled = has_settled(job);
   const uint32_t running = supervisor_->running_workers();
@@ -258,8 +286,10 @@ void Job::scale(const JobState& job) {
     most_workers_ = job.wanted_workers;
     if (running != job.wanted_workers)
       std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
+    missing_.clear();  // they are among the workers to start
     for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
-      start_worker(next_, "worker-" + std::to_string(next_));
+      if (!start_later_worker(next_, "worker-" + std::to_string(next_), "run `dsgd scale` again later"))
+        break;
   }
   if (running <= most_workers_) {
     most_workers_ = kMaxWorkers;

@@ -47,8 +47,7 @@ Supervisor::Supervisor(std::chrono::milliseconds grace) : grace_(grace) {
   pthread_sigmask(SIG_BLOCK, &awaited, &old_mask_);
   signal_fd_ = signalfd(-1, &awaited, SFD_CLOEXEC | SFD_NONBLOCK);
   exits_ = epoll_create1(EPOLL_CLOEXEC);
-  if (signal_fd_ < 0 || exits_ < 0)
-    throw Failure(std::string("cannot create a signalfd or an epoll: ") + std::strerror(errno));
+  if (signal_fd_ < 0 || exits_ < 0) throw system_failure("cannot create a signalfd or an epoll");
 }
 
 Supervisor::~Supervisor() {
@@ -60,13 +59,17 @@ Supervisor::~Supervisor() {
 }
 
 void Supervisor::start(const Child& child) {
-  children_.push_back(start_child(child, &guard_, old_mask_));
-  ChildProcess& started = *children_.back();
-  epoll_event event{.events = EPOLLIN, .data = {.ptr = &started}};
-  const auto pidfd = static_cast<int>(syscall(SYS_pidfd_open, started.pid, 0));  // glibc's wrapper came late
-  if (pidfd < 0 || epoll_ctl(exits_, EPOLL_CTL_ADD, pidfd, &event) != 0)
-    throw Failure(std::string("cannot watch a child process: ") + std::strerror(errno));
-  started.pidfd = pidfd;
+  auto started = start_child(child, &guard_, old_mask_);
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = started.get()}};
+  started->pidfd = static_cast<int>(syscall(SYS_pidfd_open, started->pid, 0));  // glibc's wrapper came late
+  if (started->pidfd < 0 || epoll_ctl(exits_, EPOLL_CTL_ADD, started->pidfd, &event) != 0) {
+    const Failure failure = system_failure("cannot watch a child process");
+    kill(-started->pid, SIGKILL);
+    guard_.forget(started->pid);
+    waitpid(started->pid, nullptr, 0);
+    throw failure;
+  }
+  children_.push_back(std::move(started));
 }
 
 bool Supervisor::anything_runs(bool services_too) const {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include <CLI/CLI.hpp>
 
@@ -16,6 +18,14 @@ void check(int32_t status, dsgd_error* const& error) {
   const std::string message = std::string(dsgd_error_message(error)) + " (" + dsgd_status_name(status) + ")";
   dsgd_error_free(error);
   throw Failure(message, status);
+}
+
+Failure system_failure(const std::string& what) {
+  const int number = errno;
+  const char* remedy = number == EMFILE   ? "; raise the limit of open files (ulimit -n)"
+                       : number == EAGAIN ? "; raise the limit of processes (ulimit -u)"
+                                          : "";  // of fork
+  return Failure(what + ": " + std::strerror(number) + remedy);
 }
 
 std::string Setting::variable() const {

@@ -31,6 +31,9 @@ struct Failure : std::runtime_error {
   int32_t status;  // of the dsgd call; 0: the system failed
 };
 
+// Returns the failure of the system call that has just set errno. `what`: "cannot create a pipe".
+Failure system_failure(const std::string& what);
+
 // A mistake on the command line: "--env: 'x' is not set here".
 struct UsageError : std::runtime_error {
   UsageError(const std::string& where, const std::string& text) : std::runtime_error(where + ": " + text) {}

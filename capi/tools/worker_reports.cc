@@ -38,7 +38,7 @@ WorkerReports::WorkerReports() : fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK 
   if (fd_ < 0 || setsockopt(fd_, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) != 0 ||
       bind(fd_, reinterpret_cast<sockaddr*>(&name), sizeof name.sun_family) != 0 ||
       getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &length) != 0)
-    throw Failure(std::string("cannot open a socket for the workers' reports: ") + std::strerror(errno));
+    throw system_failure("cannot open a socket for the workers' reports");
   const size_t path = offsetof(sockaddr_un, sun_path);
   address_ = "@" + std::string(name.sun_path + 1, length - path - 1);
 }

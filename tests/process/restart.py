@@ -13,6 +13,9 @@ restarts.
 Then a worker hangs and is evicted (straggler_timeout). Its process ignores SIGTERM. The one that is started in its place takes
 part in steps.
 
+Then the program file is absent while a worker is replaced. The other worker goes on. The replacement is tried again, and takes
+part in steps once the file is back.
+
 At last one of two workers (worker.c) closes its session, and its script goes on. Then the other is killed, which ends the job.
 The script runs to its end, and nothing is started again.
 """
@@ -50,6 +53,11 @@ if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/hung" 2>/dev/null; then
   "$WORKER" 1 4000 4001 1000000000
   exec sleep 1000
 fi
+echo "pid $$"
+exec "$WORKER" $DSGD_RANK 4000 4001 10000
+"""
+
+PROGRAM = """#!/bin/sh
 echo "pid $$"
 exec "$WORKER" $DSGD_RANK 4000 4001 10000
 """
@@ -143,6 +151,42 @@ def lose_stuck(dsgd, worker, environment):
     return 1
 
 
+def lose_program(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        program, absent = os.path.join(folder, "program"), os.path.join(folder, "absent")
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(PROGRAM)
+        os.chmod(program, 0o755)
+        job = subprocess.Popen(
+            [dsgd, "run", "-n", "2", "--restarts", "100", "--set", "min_workers=1", "--set", "lease=2s", "--", program],
+            env=environment | {"WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pids, models, lines, killed = {}, [], [], False
+        for line in job.stdout:
+            name, _, rest = line.rstrip("\n").partition("] ")
+            if rest.startswith("pid "):
+                pids[name] = int(rest.split()[1])
+            if name == "[1" and rest.startswith("step "):
+                if not killed:
+                    os.rename(program, absent)
+                    os.kill(pids["[1"], signal.SIGKILL)
+                elif "[1" in pids:
+                    os.kill(pids["[1"], signal.SIGTERM)  # stops all workers after the same step
+                pids.pop("[1", None)
+                killed = True
+            if rest.startswith("values "):
+                models.append(rest)
+            elif not rest.startswith("step "):
+                lines.append(line)
+            if "dsgd run: cannot start worker 1: cannot run" in line and os.path.exists(absent):
+                os.rename(absent, program)
+        status = job.wait(timeout=100)
+    if status == 0 and "dsgd run: worker 1 is started again\n" in lines and len(models) == 2 and len(set(models)) == 1:
+        return 0
+    print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
+          *lines[-40:], sep="\n  ")
+    return 1
+
+
 def lose_last(dsgd, worker, environment):
     with tempfile.TemporaryDirectory() as folder:
         os.mkfifo(os.path.join(folder, "end"))
@@ -179,7 +223,8 @@ def main():
     dsgd, loss_worker, worker = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
     return (lose_one(dsgd, loss_worker, environment) or lose_all(dsgd, loss_worker, environment) or
-            lose_stuck(dsgd, loss_worker, environment) or lose_last(dsgd, worker, environment))
+            lose_stuck(dsgd, loss_worker, environment) or lose_program(dsgd, loss_worker, environment) or
+            lose_last(dsgd, worker, environment))
 
 
 if __name__ == "__main__":

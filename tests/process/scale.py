@@ -9,14 +9,16 @@ and one. Each number is asked for after a step of worker 0 with the previous num
 with it the two others; all three have the same values.
 
 In a second job a worker of four is stopped for longer than its lease, and two live workers are wanted, then four.
+
+In a third job the program file is absent when a worker is to be added. The job goes on, and dsgd scale is called again.
 """
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-
 
 
 class Job:
@@ -44,6 +46,10 @@ class Job:
             self.errors.append(line)
             if line.startswith("dsgd run: the head listens at "):
                 self.head = line.split()[6]
+            self.see_error(line)
+
+    def see_error(self, line):
+        pass
 
     def ask(self, *words):
         result = subprocess.run([self.dsgd, *words, "--head", self.head], env=self.environment, text=True,
@@ -119,6 +125,32 @@ class JobWithStoppedWorker(Job):
             self.problems.append("the worker that was stopped has not ended before the others")
 
 
+class JobWithoutProgram(Job):
+    PLAN = [2, 3]
+    LOSS = len(PLAN) + 1  # none
+    LEFT = {"[0", "[1", "[2"}
+    STOPPED = 0
+    SETTINGS = ["min_workers=1", "max_workers=3", "lease=1s"]
+
+    def __init__(self, dsgd, worker):
+        self.folder = tempfile.TemporaryDirectory()
+        self.program, self.absent = (os.path.join(self.folder.name, name) for name in ("program", "absent"))
+        os.symlink(worker, self.program)
+        super().__init__(dsgd, self.program)
+
+    def scale(self, number):
+        os.rename(self.program, self.absent)
+        super().scale(number)
+
+    def see_error(self, line):
+        if line.startswith("dsgd run: cannot start worker 2: cannot run '"):
+            os.rename(self.absent, self.program)
+            super().scale(3)
+
+    def end(self):
+        pass
+
+
 def run(job):
     try:
         while not job.head and job.process.poll() is None:
@@ -136,7 +168,7 @@ def main():
     if len(sys.argv) != 3:
         print(__doc__)
         return 2
-    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker))
+    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram))
 
 
 if __name__ == "__main__":
