@@ -39,6 +39,15 @@ struct Pipe {
   int take_write() { return std::exchange(write, -1); }
 };
 
+// On an error the rest is not written: the child has ended.
+void write_all(int fd, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno != EINTR) return;
+    if (n > 0) done += static_cast<size_t>(n);
+  }
+}
+
 std::vector<std::string> environment_with(const std::vector<Setting>& settings) {
   auto variables = own_environment();
   for (const auto& setting : settings) variables[setting.variable()] = setting.value;
@@ -146,10 +155,10 @@ std::unique_ptr<ChildProcess> start_child(const Child& child, GroupGuard* guard,
     throw Failure("cannot run '" + program + "': " + std::strerror(number) +
                   exec_error_remedy(program, number));
   }
-  running->output = std::make_unique<LineOutput>(launch.output.take_read(), STDOUT_FILENO,
+  running->output = std::make_unique<LineOutput>(launch.output.take_read(), OutputQueue::of(STDOUT_FILENO),
                                                  child.prefix.value_or(""), child.on_line);
-  running->errors =
-      std::make_unique<LineOutput>(launch.errors.take_read(), STDERR_FILENO, child.prefix.value_or(""));
+  running->errors = std::make_unique<LineOutput>(launch.errors.take_read(), OutputQueue::of(STDERR_FILENO),
+                                                 child.prefix.value_or(""));
   if (child.input) {
     launch.input.close_read();  // so that a child that has gone is noticed
     running->input_fd = launch.input.take_write();

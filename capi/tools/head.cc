@@ -25,7 +25,9 @@ struct Options : JobOptions {
   bool supervised = false;
 };
 
-void print_log(const dsgd_log_record* record, void*) { print_record("dsgd", record); }
+void print_log(const dsgd_log_record* record, void*) {
+  std::fputs(record_text("dsgd", record).c_str(), stderr);
+}
 
 // 0.0.0.0 and [::] are not addresses that other machines can connect to. Prints those that are.
 void explain_any_address(const std::string& address) {

@@ -1,6 +1,6 @@
 #include "capi/tools/line_output.h"
 
-#include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,47 +12,42 @@ constexpr size_t kLongestLine = 64 * 1024;  // a longer one is broken, so that m
 
 }  // namespace
 
-// One call per batch of lines, so that lines of different workers do not mix.
-int write_all(int fd, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n > 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN) {
-      pollfd writable{fd, POLLOUT, 0};
-      poll(&writable, 1, -1);
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
-}
-
 LineOutput::~LineOutput() {
   if (from_ >= 0) close(from_);
 }
 
-void LineOutput::copy() {
-  char block[16384];
-  while (from_ >= 0) {
-    const ssize_t n = read(from_, block, sizeof block);
-    if (n > 0) {
-      pending_.append(block, static_cast<size_t>(n));
-      write_lines(false);
-    } else if (n < 0 && errno == EINTR) {
-      continue;
-    } else if (n < 0 && errno == EAGAIN) {
-      return;
-    } else {
-      close(from_);
-      from_ = -1;
-      write_lines(true);
-    }
+// Returns the number of bytes. 0: the end; -1: there are none yet.
+ssize_t LineOutput::copy_block() {
+  if (from_ < 0) return 0;
+  char block[65536];
+  ssize_t n;
+  do n = read(from_, block, sizeof block);
+  while (n < 0 && errno == EINTR);
+  if (n > 0) {
+    pending_.append(block, static_cast<size_t>(n));
+    write_lines(false);
+    return n;
   }
+  if (n < 0 && errno == EAGAIN) return -1;
+  close(from_);
+  from_ = -1;
+  write_lines(true);
+  return 0;
+}
+
+void LineOutput::copy() {
+  if (wants_input()) copy_block();
+}
+
+void LineOutput::copy_all() {
+  int left = 0;
+  if (from_ < 0 || ioctl(from_, FIONREAD, &left) != 0) return;
+  // One more than there is, which finds the end. Another process may hold the pipe, and write more.
+  for (ssize_t n = 1; n > 0 && left >= 0; left -= static_cast<int>(n)) n = copy_block();
 }
 
 void LineOutput::finish() {
-  copy();
+  copy_all();
   write_lines(true);
 }
 
@@ -62,6 +57,7 @@ void LineOutput::take_line(const std::string& line, std::string* text) {
   *text += prefix_ + line + "\n";
 }
 
+// Adds all lines at once, so that lines of different workers do not mix.
 void LineOutput::write_lines(bool all) {
   std::string text;
   size_t begin = 0;
@@ -72,9 +68,7 @@ void LineOutput::write_lines(bool all) {
     take_line(pending_, &text);
     pending_.clear();
   }
-  if (discard_) return;
-  const int error = write_all(to_, text);
-  if (error_ == 0) error_ = error;
+  if (!discard_) to_.add(std::move(text), true);
 }
 
 }  // namespace dsgd_tool

@@ -1,5 +1,7 @@
 #include "capi/tools/run_job.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "capi/tools/output_queue.h"
 #include "core/base/views_change.h"
 #include "core/config/launcher.h"
 #include "core/config/units.h"
@@ -33,8 +36,8 @@ void warn_if_started_several_times(const std::vector<Setting>& settings) {
                            " started several `dsgd run` processes (" + starter->evidence +
                            "), and each starts its own job";
   const std::string remedy = starter->understood ? "let it start COMMAND without `dsgd run`, or " : "";
-  std::fprintf(stderr, "dsgd run: warning: %s; %sgive all of them one --head, or set launcher=none\n",
-               what.c_str(), remedy.c_str());
+  print_message("dsgd run: warning: %s; %sgive all of them one --head, or set launcher=none\n", what.c_str(),
+                remedy.c_str());
 }
 
 // A head in this process.
@@ -51,8 +54,9 @@ class LocalHead {
 
  private:
   static void log(const dsgd_log_record* record, void* user) {
-    if (dsgd_log_record_level(record) <= static_cast<const LocalHead*>(user)->log_level_)
-      print_record("dsgd run", record);
+    const bool wanted = dsgd_log_record_level(record) <= static_cast<const LocalHead*>(user)->log_level_;
+    if (wanted && !OutputQueue::of(STDERR_FILENO).full())  // the head does not wait for a reader that stalls
+      print_message("%s", record_text("dsgd run", record).c_str());
   }
 
   const int32_t log_level_;
@@ -164,9 +168,9 @@ int Job::run() {
 void Job::start_head() {
   warn_if_started_several_times(settings_);
   if (is_set("DSGD_HEAD_STATE")) {
-    std::fprintf(stderr,
-                 "dsgd run: warning: DSGD_HEAD_STATE is ignored, since the head ends with dsgd run; start a "
-                 "head with `dsgd head`, and use --head\n");
+    print_message(
+        "dsgd run: warning: DSGD_HEAD_STATE is ignored, since the head ends with dsgd run; start a "
+        "head with `dsgd head`, and use --head\n");
   }
   head_.start(&settings_);
 }
@@ -206,7 +210,7 @@ bool Job::start_later_worker(int number, const std::string& id, const char* then
     start_worker(number, id);
     return true;
   } catch (const Failure& failure) {
-    std::fprintf(stderr, "dsgd run: cannot start worker %d: %s; %s\n", number, failure.what(), then);
+    print_message("dsgd run: cannot start worker %d: %s; %s\n", number, failure.what(), then);
     return false;
   }
 }
@@ -228,7 +232,7 @@ bool Job::replace(int number) {
 
 void Job::replace_missing() {
   for (const int number : std::exchange(missing_, {})) {
-    if (replace(number)) std::fprintf(stderr, "dsgd run: worker %d is started again\n", number);
+    if (replace(number)) print_message("dsgd run: worker %d is started again\n", number);
   }
 }
 
@@ -252,8 +256,7 @@ bool Job::end_if_over() {
 void Job::follow_head() {
   apply_to_config(settings_, head_config_);
   if (token_is_given_) {
-    std::fprintf(stderr, "dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n",
-                 head_.address());
+    print_message("dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n", head_.address());
   }
   supervisor_->repeat(std::chrono::seconds(1), [this] {
     if (end_if_over()) return;
@@ -285,7 +288,7 @@ void Job::scale(const JobState& job) {
   if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
     most_workers_ = job.wanted_workers;
     if (running != job.wanted_workers)
-      std::fprintf(stderr, "dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
+      print_message("dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
     missing_.clear();  // they are among the workers to start
     for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
       if (!start_later_worker(next_, "worker-" + std::to_string(next_), "run `dsgd scale` again later"))
@@ -306,9 +309,9 @@ void Job::count_restarts() {
 
 void Job::warn_if_unjoined() const {
   if (supervisor_->reports().joins() != 0) return;
-  std::fprintf(stderr,
-               "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
-               "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
+  print_message(
+      "dsgd run: warning: the commands have ended, but no worker has joined the job: a command "
+      "joins it with dsgd_init (in Python dsgd.init) and the DSGD_* variables that it is given\n");
 }
 
 }  // namespace

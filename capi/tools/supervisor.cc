@@ -8,17 +8,26 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
-#include "capi/tools/line_output.h"
+#include "capi/tools/output_queue.h"
 
 namespace dsgd_tool {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kLongestPoll{1};
+
+const std::array<OutputQueue*, 2>& queues() {
+  static const std::array<OutputQueue*, 2> both = {&OutputQueue::of(STDOUT_FILENO),
+                                                   &OutputQueue::of(STDERR_FILENO)};
+  return both;
+}
 
 int milliseconds_until(Clock::time_point time) {
   if (time == Clock::time_point::max()) return -1;
@@ -54,6 +63,7 @@ Supervisor::~Supervisor() {
   kill_all();
   for (const auto& child : children_)
     if (child->pid) waitpid(child->pid, nullptr, 0);
+  write_output();
   close(signal_fd_);
   close(exits_);
 }
@@ -109,8 +119,8 @@ void Supervisor::note_lost(const std::set<std::string>& ids) {
   for (const auto& child : children_) {
     if (ending_ || !ids.contains(child->worker_id) || child->lost || child->dismissed || child->has_exited())
       continue;
-    std::fprintf(stderr, "dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
-                 child->command[0].c_str());
+    print_message("dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
+                  child->command[0].c_str());
     child->lost = true;
     child->signal_at = Clock::now() + grace_ / 2;
     kill(-child->pid, SIGCONT);
@@ -164,8 +174,11 @@ void Supervisor::handle_events() {
                           {reports_.fd(), POLLIN, 0}};
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()})
-      fds.push_back({lines->fd(), POLLIN, 0});
-  poll(fds.data(), fds.size(), milliseconds_until(next_event()));
+      fds.push_back({lines->wants_input() ? lines->fd() : -1, POLLIN, 0});
+  for (const auto* queue : queues()) fds.push_back({queue->empty() ? -1 : queue->fd(), POLLOUT, 0});
+  // Meanwhile the head's thread may add log records to a queue, so it looks once a second at least.
+  poll(fds.data(), fds.size(), milliseconds_until(std::min(next_event(), Clock::now() + kLongestPoll)));
+  for (auto* queue : queues()) queue->write_some();
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
   follow_joins();
@@ -186,7 +199,7 @@ void Supervisor::handle_events() {
   for (const auto& child : children_) signal_lost_worker(*child);
   if (awaited_ && Clock::now() >= await_until_) stop(*std::exchange(awaited_, nullptr), SIGTERM);
   if (Clock::now() >= kill_at_) {
-    std::fprintf(stderr, "dsgd run: killing the workers that did not end within --grace\n");
+    print_message("dsgd run: killing the workers that did not end within --grace\n");
     kill_all();
     kill_at_ = Clock::time_point::max();
   }
@@ -200,21 +213,39 @@ int Supervisor::wait() {
   while (anything_runs(false)) handle_events();
   if (!ending_ && anything_runs(true)) end_all(SIGTERM);  // the services
   while (anything_runs(true)) handle_events();
-  int output_error = 0;
   for (const auto& child : children_)
-    for (auto* lines : {child->output.get(), child->errors.get()}) {
-      lines->finish();
-      // EPIPE: `| head` reads what it wants.
-      if (lines->error() && lines->error() != EPIPE) output_error = lines->error();
-    }
+    for (auto* lines : {child->output.get(), child->errors.get()}) lines->finish();
   children_.clear();
+  write_output();
+  int output_error = 0;
+  for (auto* queue : queues()) {
+    // EPIPE: `| head` reads what it wants.
+    if (const int error = queue->take_error(); error && error != EPIPE) output_error = error;
+  }
   if (output_error) {
-    std::fprintf(stderr, "dsgd run: cannot write the output of the workers: %s\n",
-                 std::strerror(output_error));
+    print_message("dsgd run: cannot write the output of the workers: %s\n", std::strerror(output_error));
     if (status_ == 0) status_ = 1;
   }
-  if (!first_failure_.empty()) std::fprintf(stderr, "%s\n", first_failure_.c_str());
+  if (!first_failure_.empty()) print_message("%s\n", first_failure_.c_str());
   return status_;
+}
+
+// Waits until the remaining output is written; after an interrupt, until give_up_at_ at most.
+void Supervisor::write_output() {
+  const auto all_written = [] {
+    return std::all_of(queues().begin(), queues().end(), [](auto* queue) { return queue->empty(); });
+  };
+  for (;;) {
+    for (auto* queue : queues()) queue->write_some();
+    if (all_written()) return;
+    if (Clock::now() >= give_up_at_) break;
+    std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}};
+    for (const auto* queue : queues()) fds.push_back({queue->empty() ? -1 : queue->fd(), POLLOUT, 0});
+    poll(fds.data(), fds.size(), milliseconds_until(give_up_at_));
+    handle_signals();
+  }
+  for (auto* queue : queues()) queue->discard();
+  print_message("dsgd run: the rest of the output is lost, since nobody reads it\n");
 }
 
 void Supervisor::reset() {
@@ -251,6 +282,7 @@ void Supervisor::reap() {
 
 // The user, or the `dsgd run` that supervises this one, ends the job.
 void Supervisor::interrupt(int signal) {
+  give_up_at_ = interrupted_ ? Clock::now() : Clock::now() + grace_;
   interrupted_ = true;
   if (!ending_)
     for (const auto& note : notes_) note->print_interrupted();

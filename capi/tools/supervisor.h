@@ -1,4 +1,5 @@
-// Child processes in process groups of their own. Their output is copied line by line. They are ended
+// Child processes in process groups of their own. Their output is copied line by line. If its reader stalls,
+// they wait, and this process goes on. They are ended
 // together: all have ended when wait() returns, and all are killed when this process dies.
 #pragma once
 
@@ -85,6 +86,7 @@ class Supervisor {
  private:
   void handle_events();
   void handle_signals();
+  void write_output();
   void signal_lost_worker(ChildProcess& child);
   void reap();
   void on_exit(ChildProcess& child);
@@ -125,6 +127,8 @@ class Supervisor {
   ChildProcess* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
+  // Of an interrupted job: until then its output may wait for its reader.
+  std::chrono::steady_clock::time_point give_up_at_ = std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace dsgd_tool

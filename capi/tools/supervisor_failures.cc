@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "capi/tools/failure_line.h"
+#include "capi/tools/output_queue.h"
 #include "capi/tools/supervisor.h"
 
 namespace dsgd_tool {
@@ -42,8 +43,8 @@ void Supervisor::on_exit(ChildProcess& child) {
   child.pid = 0;
   child.signal_at = std::chrono::steady_clock::time_point::max();
   child.close_input();
-  child.output->copy();
-  child.errors->copy();
+  child.output->copy_all();
+  child.errors->copy_all();
   reports_.take();  // all that it has reported
   reports_.forget(child.first_rank);
   const int status = child.lost ? std::max(exit_status(wait_status), 1) : exit_status(wait_status);
@@ -54,7 +55,7 @@ void Supervisor::on_exit(ChildProcess& child) {
   if (awaited) awaited_ = nullptr;
   if (status == 0 || child.service || (ending_ && !awaited)) return;
   if (child.dismissed) {
-    std::fprintf(stderr, "dsgd run: [%s] was stopped; the others go on\n", child.name.c_str());
+    print_message("dsgd run: [%s] was stopped; the others go on\n", child.name.c_str());
     return;
   }
   const std::string how = WIFSIGNALED(wait_status)
@@ -69,8 +70,8 @@ void Supervisor::on_exit(ChildProcess& child) {
     const char* const others = ending_    ? ""
                                : replaced ? "; it is started again"
                                           : "; the head decides whether the others go on";
-    std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
-                 others);
+    print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
+                  others);
     return;
   }
   report_first_failure(child, child.command[0] + how, status);
@@ -87,8 +88,8 @@ void Supervisor::report_first_failure(const ChildProcess& child, const std::stri
   for (const auto& other : children_)
     if (other->succeeded && other->runs_rank(failure.cause)) why += ", which has ended with status 0";
   const bool others = !ending_ && anything_runs(true);
-  std::fprintf(stderr, "dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
-               others ? "; ending the others" : "");
+  print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
+                others ? "; ending the others" : "");
   if (ending_ || status_ == 0) status_ = status;
   if (children_.size() > 1 || supervisor_fd_ >= 0) {
     first_failure_ = failure.text() + (line ? " (" + child.kind + " " + child.name + ")" : "");
@@ -101,7 +102,7 @@ void Supervisor::report_first_failure(const ChildProcess& child, const std::stri
 
 void Supervisor::fail(const std::string& why) {
   if (ending_) return;
-  std::fprintf(stderr, "dsgd run: %s; ending the workers\n", why.c_str());
+  print_message("dsgd run: %s; ending the workers\n", why.c_str());
   if (status_ == 0) status_ = tolerated_ ? tolerated_ : 1;
   end_all(SIGTERM);
 }

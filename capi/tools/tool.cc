@@ -34,9 +34,9 @@ std::string Setting::variable() const {
   return name;
 }
 
-void print_record(const char* program, const dsgd_log_record* record) {
-  std::fprintf(stderr, "%s: %s: %s\n", program, dsgd::kLogLevelNames[dsgd_log_record_level(record)],
-               dsgd_log_record_message(record));
+std::string record_text(const char* program, const dsgd_log_record* record) {
+  return std::string(program) + ": " + dsgd::kLogLevelNames[dsgd_log_record_level(record)] + ": " +
+         dsgd_log_record_message(record) + "\n";
 }
 
 Setting parse_setting(const std::string& text) {

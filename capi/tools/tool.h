@@ -52,8 +52,8 @@ Setting parse_setting(const std::string& text);  // throws a UsageError
 
 std::vector<dsgd_config_key> all_keys();
 
-// Writes a log record to standard error, behind the name of the program that writes it.
-void print_record(const char* program, const dsgd_log_record* record);
+// The line of a log record, behind the name of the program that writes it.
+std::string record_text(const char* program, const dsgd_log_record* record);
 
 // Frees what it holds: Owned<dsgd_config, dsgd_config_free>.
 template <typename T, void (*kFree)(T*)>

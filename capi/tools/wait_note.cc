@@ -1,5 +1,7 @@
 #include "capi/tools/wait_note.h"
 
+#include "capi/tools/output_queue.h"
+
 #include <cstdio>
 
 namespace dsgd_tool {
@@ -27,13 +29,13 @@ std::string WaitNote::text(Clock::time_point now) const {
 void WaitNote::print_if_due() {
   const auto now = Clock::now();
   if (now < due_) return;
-  std::fprintf(stderr, "dsgd run: %s\n", text(now).c_str());
+  print_message("dsgd run: %s\n", text(now).c_str());
   due_ = now + (now - began_);
 }
 
 void WaitNote::print_interrupted() const {
   if (began_ == Clock::time_point::max()) return;
-  std::fprintf(stderr, "dsgd run: interrupted while %s\n", text(Clock::now()).c_str());
+  print_message("dsgd run: interrupted while %s\n", text(Clock::now()).c_str());
 }
 
 }  // namespace dsgd_tool

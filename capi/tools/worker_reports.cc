@@ -9,7 +9,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "capi/tools/line_output.h"
+#include "capi/tools/output_queue.h"
 #include "capi/tools/remote.h"
 #include "capi/tools/tool.h"
 
@@ -70,8 +70,10 @@ void WorkerReports::note(const std::string& report) {
   if (!(words >> rank >> kind >> cause)) return;
   std::getline(words >> std::ws, text);
   if (passes_on_ && (kind == "waiting" || kind == "joined"))
-    write_all(STDOUT_FILENO, std::string(kReport) + std::to_string(rank) + " " + kind + " " +
-                                 std::to_string(cause) + " " + text + "\n");
+    OutputQueue::of(STDOUT_FILENO)
+        .add(std::string(kReport) + std::to_string(rank) + " " + kind + " " + std::to_string(cause) + " " +
+                 text + "\n",
+             true);
   if (kind == "dialing") {
     dialing_.insert(rank);
     head_error_ = text;

@@ -16,6 +16,8 @@ part in steps.
 Then the program file is absent while a worker is replaced. The other worker goes on. The replacement is tried again, and takes
 part in steps once the file is back.
 
+Then a worker is killed and replaced while nobody reads the output of dsgd run.
+
 At last one of two workers (worker.c) closes its session, and its script goes on. Then the other is killed, which ends the job.
 The script runs to its end, and nothing is started again.
 """
@@ -24,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 SCRIPT = """
 if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/died" 2>/dev/null; then exec "$WORKER" 1 100000 300 1000 20; fi
@@ -60,6 +63,12 @@ exec "$WORKER" $DSGD_RANK 4000 4001 10000
 PROGRAM = """#!/bin/sh
 echo "pid $$"
 exec "$WORKER" $DSGD_RANK 4000 4001 10000
+"""
+
+UNREAD = """
+echo unread
+echo "pid $DSGD_RANK $$" >&$SEEN
+exec "$WORKER" $DSGD_RANK 500 500 50000 >&$SEEN
 """
 
 
@@ -187,6 +196,49 @@ def lose_program(dsgd, worker, environment):
     return 1
 
 
+def lose_unread(dsgd, worker, environment):
+    output, full = os.pipe()
+    seen, seen_by_workers = os.pipe()
+    os.set_blocking(full, False)
+    try:
+        while os.write(full, bytes(4096)):
+            pass
+    except BlockingIOError:
+        os.set_blocking(full, True)
+    job = subprocess.Popen(
+        [dsgd, "run", "-n", "2", "--restarts", "1", "--set", "min_workers=1", "--set", "lease=2s", "--", "sh", "-c", UNREAD],
+        env=environment | {"WORKER": worker, "SEEN": str(seen_by_workers)}, stdout=full, stderr=full, pass_fds=[seen_by_workers])
+    os.close(full)
+    os.close(seen_by_workers)
+    timer = threading.Timer(60, job.kill)
+    timer.start()
+    pids, killed, models, last = [], False, [], ""
+    with open(seen, encoding="utf-8") as lines:
+        for line in lines:
+            last = line[:100]
+            words = line.split()
+            if words[0] == "pid" and words[1] == "1":
+                pids.append(int(words[2]))
+            if words[0] == "step" and pids and not killed:
+                os.kill(pids[0], signal.SIGKILL)
+                killed = True
+            if words[0] == "step" and words[3] == "2" and len(pids) == 2:
+                os.kill(pids.pop(), signal.SIGTERM)  # stops all workers after the same step
+            if words[0] == "values":
+                models.append(line)
+                if len(models) == 2:
+                    break
+    with open(output, encoding="utf-8") as lines:
+        text = lines.read().replace("\0", "")
+    status = job.wait()
+    timer.cancel()
+    if status == 0 and len(models) == 2 and len(set(models)) == 1 and text.count("unread\n") == 3:
+        return 0
+    print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
+          last, text, sep="\n  ")
+    return 1
+
+
 def lose_last(dsgd, worker, environment):
     with tempfile.TemporaryDirectory() as folder:
         os.mkfifo(os.path.join(folder, "end"))
@@ -224,7 +276,7 @@ def main():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
     return (lose_one(dsgd, loss_worker, environment) or lose_all(dsgd, loss_worker, environment) or
             lose_stuck(dsgd, loss_worker, environment) or lose_program(dsgd, loss_worker, environment) or
-            lose_last(dsgd, worker, environment))
+            lose_unread(dsgd, loss_worker, environment) or lose_last(dsgd, worker, environment))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+// What `dsgd run` writes to its standard output and standard error. It never waits for their reader, so that
+// a reader that stalls does not keep it from supervising its workers.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <string>
+
+#include "capi/tools/tool.h"
+
+namespace dsgd_tool {
+
+// The text that has yet to be written to one descriptor. Any thread may add text.
+class OutputQueue {
+ public:
+  // The queue of standard output or standard error. Both have one queue if they are the same file, which
+  // keeps the order of their lines.
+  static OutputQueue& of(int fd);
+  explicit OutputQueue(int fd) : fd_(fd) {}
+
+  // Takes whole lines of a worker's output, or of `dsgd run` itself. Writes what the reader takes at once.
+  void add(std::string lines, bool of_worker);
+  void write_some();  // what the reader takes at once
+  void discard();     // forgets the lines
+  int fd() const { return fd_; }
+  bool empty() const;
+  // There is so much that workers should wait. That is no limit: add() takes more.
+  bool full() const;
+  // Returns 0, or the errno of the first line of a worker that was lost since the last call.
+  int take_error();
+
+ private:
+  struct Entry {
+    std::string lines;
+    bool of_worker;
+  };
+  void write_locked();
+
+  const int fd_;
+  mutable std::mutex mutex_;
+  std::deque<Entry> entries_;
+  size_t written_ = 0;  // bytes of the first entry
+  size_t size_ = 0;     // bytes of all entries
+  int error_ = 0;
+};
+
+// Writes a message of `dsgd run` to standard error.
+[[gnu::format(printf, 1, 2)]] void print_message(const char* format, ...);
+
+}  // namespace dsgd_tool
