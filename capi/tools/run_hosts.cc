@@ -97,7 +97,8 @@ Child head_child(const RunOptions& options, const Host& host, const std::string&
           .input = environment_block(variables),
           .on_line =
               [started](const std::string& line) {
-                *started = line;
+                if (!line.starts_with(kHeadAddress)) return false;
+                *started = line.substr(kHeadAddress.size());
                 return true;
               },
           .service = true};
