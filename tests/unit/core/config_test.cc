@@ -21,7 +21,7 @@ const ConfigKey* find_key(const std::string& name) {
   return nullptr;
 }
 
-Config with(std::vector<std::pair<std::string, std::string>> values) {
+Config config_with(std::vector<std::pair<std::string, std::string>> values) {
   Config config;
   for (const auto& [key, value] : values) {
     const Status status = config.set(key, value);
@@ -324,14 +324,14 @@ TEST(Config, messages_stay_short_and_printable_whatever_is_given) {
 }
 
 TEST(Config, typed_getters_read_units) {
-  Config config = with({{"lease", "2m"},
-                        {"bucket_size", "3M"},
-                        {"num_workers", "12"},
-                        {"reproducible", "1"},
-                        {"head", "h:1"},
-                        {"step_timeout", "1h"},
-                        {"spin", "7us"},
-                        {"receive_memory", "2G"}});
+  Config config = config_with({{"lease", "2m"},
+                               {"bucket_size", "3M"},
+                               {"num_workers", "12"},
+                               {"reproducible", "1"},
+                               {"head", "h:1"},
+                               {"step_timeout", "1h"},
+                               {"spin", "7us"},
+                               {"receive_memory", "2G"}});
   EXPECT_EQ(config.duration("lease"), seconds(120));
   EXPECT_EQ(config.duration("step_timeout"), seconds(3600));
   EXPECT_EQ(config.duration("spin"), std::chrono::microseconds(7));
@@ -363,7 +363,7 @@ TEST(Config, defaults) {
 }
 
 TEST(Config, derived_values_follow_what_they_are_derived_from) {
-  Config config = with({{"lease", "500ms"}, {"num_workers", "6"}});
+  Config config = config_with({{"lease", "500ms"}, {"num_workers", "6"}});
   EXPECT_EQ(config.duration("heartbeat_interval"), milliseconds(100));
   EXPECT_EQ(config.integer("min_workers"), 6);
   EXPECT_TRUE(config.set("heartbeat_interval", "50ms").ok());
@@ -612,7 +612,7 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
        "'fp16' needs loss_scale, which skips a step whose sums overflow"},
   };
   for (const auto& test : cases) {
-    const Status status = with(test.values).validate();
+    const Status status = config_with(test.values).validate();
     EXPECT_EQ(status.code(), test.code) << status.message();
     EXPECT_EQ(status.parameter(), test.parameter);
     EXPECT_THAT(status.message(), HasSubstr(test.message));
@@ -629,25 +629,25 @@ TEST(Config, validate_refuses_what_does_not_go_together) {
         Values{{"nonfinite", "fail"}, {"loss_scale", "1024"}},
         Values{{"wire", "fp16"}, {"loss_scale", "dynamic"}}, Values{{"wire", "bf16"}},
         Values{{"devices", "auto"}, {"devices_per_worker", "2"}}}) {
-    const Status status = with(values).validate();
+    const Status status = config_with(values).validate();
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }
 
 TEST(Config, a_straggler_timeout_that_is_not_below_step_timeout_is_a_warning_of_workers) {
-  const Config config = with({{"straggler_timeout", "20s"}, {"step_timeout", "20s"}});
+  const Config config = config_with({{"straggler_timeout", "20s"}, {"step_timeout", "20s"}});
   ASSERT_EQ(config.warnings().size(), 1u);
   EXPECT_THAT(config.warnings()[0], HasSubstr("= 20s is not less than step_timeout = 20s"));
   EXPECT_TRUE(config.warnings(true).empty());
-  EXPECT_TRUE(with({{"straggler_timeout", "20s"}, {"step_timeout", "21s"}}).warnings().empty());
+  EXPECT_TRUE(config_with({{"straggler_timeout", "20s"}, {"step_timeout", "21s"}}).warnings().empty());
 }
 
 TEST(Config, devices_are_split_over_the_workers_of_a_node) {
   using Names = std::vector<std::string>;
-  const Config all = with({{"devices", "cpu, cuda:0"}});
+  const Config all = config_with({{"devices", "cpu, cuda:0"}});
   EXPECT_EQ(all.devices(0).value(), (Names{"cpu", "cuda:0"}));
   EXPECT_EQ(all.devices(3).value(), (Names{"cpu", "cuda:0"}));
-  const Config split = with({{"devices", "cuda:0,cuda:1,cuda:2,cuda:3"}, {"devices_per_worker", "2"}});
+  const Config split = config_with({{"devices", "cuda:0,cuda:1,cuda:2,cuda:3"}, {"devices_per_worker", "2"}});
   EXPECT_EQ(split.devices(0).value(), (Names{"cuda:0", "cuda:1"}));
   EXPECT_EQ(split.devices(1).value(), (Names{"cuda:2", "cuda:3"}));
   const auto beyond = split.devices(2);
