@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -117,7 +118,8 @@ class Job {
   const std::vector<std::string>& last_command_;
   std::map<int, const CommandGroup*> groups_;  // by the numbers of the workers to begin with
   int next_;                                   // number of the next worker that joins as the job runs
-  uint32_t started_ = 0, replaced_ = 0;        // workers
+  std::set<std::string> started_;              // ids of workers
+  uint32_t replaced_ = 0;                      // workers
   uint32_t scale_requests_ = 0;                // that have been followed
   uint32_t most_workers_ = kMaxWorkers;        // while `dsgd scale` wants fewer than there are
   std::vector<int> missing_;                   // workers whose replacements could not be started
@@ -200,7 +202,7 @@ void Job::start_worker(int number, const std::string& id) {
                       .first_rank = options_.join ? -1 : number,
                       .workers = 1,
                       .worker_id = id});
-  ++started_;
+  started_.insert(id);
 }
 
 // Starts a worker of the running job. If that fails, prints why and `then`, and returns false; the others go
@@ -281,16 +283,19 @@ bool Job::has_settled(const JobState& job) {
 
 // After each new call of `dsgd scale`, starts the missing workers at once, or stops workers one after the
 // other, so that no state is lost. Losses between two calls are left to --restarts. If a worker cannot be
-// started, starts no more until the next call.
+// started, starts no more until the next call. Keeps one worker at least: the head ends with the last one.
 void Job::scale(const JobState& job) {
   const bool settled = has_settled(job);
   const uint32_t running = supervisor_->running_workers();
   if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
-    most_workers_ = job.wanted_workers;
-    if (running != job.wanted_workers)
-      print_message("dsgd run: scaling from %u to %u workers\n", running, job.wanted_workers);
+    const auto others =
+        static_cast<uint32_t>(std::count_if(job.present.begin(), job.present.end(),
+                                            [&](const std::string& id) { return !started_.contains(id); }));
+    most_workers_ = std::max(job.wanted_workers, others + 1) - others;
+    if (running != most_workers_)
+      print_message("dsgd run: scaling from %u to %u workers\n", running + others, most_workers_ + others);
     missing_.clear();  // they are among the workers to start
-    for (uint32_t count = running; count < job.wanted_workers; ++count, ++next_)
+    for (uint32_t count = running; count < most_workers_; ++count, ++next_)
       if (!start_later_worker(next_, "worker-" + std::to_string(next_), "run `dsgd scale` again later"))
         break;
   }
@@ -303,7 +308,8 @@ void Job::scale(const JobState& job) {
 
 // Replacements that never joined the job do not count as restarts.
 void Job::count_restarts() {
-  const uint32_t unjoined = started_ - std::min(started_, supervisor_->reports().joins());
+  const auto started = static_cast<uint32_t>(started_.size());
+  const uint32_t unjoined = started - std::min(started, supervisor_->reports().joins());
   *restarts_ += std::min(replaced_, unjoined);
 }
 

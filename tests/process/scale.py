@@ -11,6 +11,8 @@ with it the two others; all three have the same values.
 In a second job a worker of four is stopped for longer than its lease, and two live workers are wanted, then four.
 
 In a third job the program file is absent when a worker is to be added. The job goes on, and dsgd scale is called again.
+
+In a fourth job one of three workers is of another dsgd run. For four workers one is added, and for two workers two are stopped.
 """
 import json
 import os
@@ -151,6 +153,29 @@ class JobWithoutProgram(Job):
         pass
 
 
+class JobWithWorkerOfAnother(Job):
+    PLAN = [2, 3, 4, 2]
+    LOSS = len(PLAN) + 1  # none
+    LEFT = {"[0"}
+    STOPPED = 2
+    SETTINGS = ["min_workers=1", "max_workers=5", "lease=1s"]
+    other = None
+
+    def scale(self, number):
+        if self.other:
+            return super().scale(number)
+        begin = self.process.args[:2] + ["--join", "-n", "1", "--num-workers", "2", "--head", self.head]
+        self.other = subprocess.Popen(begin + self.process.args[4:], env=self.environment, stdout=subprocess.DEVNULL)
+
+    def end(self):
+        pass
+
+    def check(self):
+        super().check()
+        if self.other.wait() != 0:
+            self.problems.append(f"the other dsgd run ended with status {self.other.returncode}")
+
+
 def run(job):
     try:
         while not job.head and job.process.poll() is None:
@@ -168,7 +193,7 @@ def main():
     if len(sys.argv) != 3:
         print(__doc__)
         return 2
-    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram))
+    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram, JobWithWorkerOfAnother))
 
 
 if __name__ == "__main__":
