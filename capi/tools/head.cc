@@ -69,7 +69,7 @@ int run_head(const Options& options) {
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::printf("%s%s\n", options.supervised ? kHeadAddress.data() : "", dsgd_head_address(head.get()));
-  std::fflush(stdout);
+  flush_output();
   explain_any_address(dsgd_head_address(head.get()));
   if (!options.num_workers && dsgd_config_value(config.get(), "num_workers") == std::string("1"))
     std::fprintf(stderr, "dsgd head: warning: the job has one worker; give --num-workers N for more\n");

@@ -121,7 +121,9 @@ int main(int argc, char** argv) {
     break;
   }
   try {
-    return dsgd_tool::run_tool(argc, argv);
+    const int status = dsgd_tool::run_tool(argc, argv);
+    dsgd_tool::flush_output();
+    return status;
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "dsgd: %s\n", failure.what());
     return 1;

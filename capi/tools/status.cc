@@ -148,7 +148,7 @@ int watch(const OwnedConfig& config, const StatusOptions& options) {
       if (!first) std::printf("\n");
       print_table(job);
     }
-    std::fflush(stdout);
+    flush_output();
     if (job["state"] == "failed") return 1;
     std::this_thread::sleep_for(std::chrono::duration<double>(options.interval));
   }

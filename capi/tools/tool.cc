@@ -28,6 +28,13 @@ Failure system_failure(const std::string& what) {
   return Failure(what + ": " + std::strerror(number) + remedy);
 }
 
+void flush_output() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  throw Failure(std::string("cannot write the output") + (errno ? ": " : "") +
+                (errno ? std::strerror(errno) : ""));
+}
+
 std::string Setting::variable() const {
   std::string name = "DSGD_" + key;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });

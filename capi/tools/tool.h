@@ -34,6 +34,9 @@ struct Failure : std::runtime_error {
 // Returns the failure of the system call that has just set errno. `what`: "cannot create a pipe".
 Failure system_failure(const std::string& what);
 
+// Writes what standard output buffers. Throws a Failure if any of the output is lost.
+void flush_output();
+
 // A mistake on the command line: "--env: 'x' is not set here".
 struct UsageError : std::runtime_error {
   UsageError(const std::string& where, const std::string& text) : std::runtime_error(where + ": " + text) {}
