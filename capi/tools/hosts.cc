@@ -48,10 +48,13 @@ std::vector<Host> parse_hosts(const std::string& text) {
 }
 
 std::vector<Host> read_hostfile(const std::string& path) {
+  const auto check_read = [&path](bool failed) {
+    if (failed)
+      throw Failure("--hostfile: cannot read '" + path + "': " + std::strerror(errno) +
+                    "; give a file with lines HOST or HOST slots=N");
+  };
   std::ifstream file(path);
-  if (!file)
-    throw Failure("--hostfile: cannot read '" + path + "': " + std::strerror(errno) +
-                  "; give a file with lines HOST or HOST slots=N");
+  check_read(!file);
   std::vector<Host> hosts;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -67,6 +70,7 @@ std::vector<Host> read_hostfile(const std::string& path) {
     }
     hosts.push_back(host);
   }
+  check_read(file.bad());
   if (hosts.empty()) throw UsageError("--hostfile", "'" + path + "' names no host");
   return hosts;
 }
