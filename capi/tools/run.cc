@@ -119,6 +119,13 @@ bool is_given(const std::string& key, const std::vector<Setting>& settings) {
 
 bool head_is_elsewhere(const RunOptions& options) { return !options.head.empty() || is_set("DSGD_HEAD"); }
 
+void warn_of_head_state() {
+  if (!is_set("DSGD_HEAD_STATE")) return;
+  print_message(
+      "dsgd run: warning: DSGD_HEAD_STATE is ignored, since the head ends with dsgd run; start a head with "
+      "`dsgd head`, and the workers with `dsgd run --head`\n");
+}
+
 std::string random_token() {
   unsigned char bytes[16];
   if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)

@@ -28,6 +28,8 @@ bool head_is_elsewhere(const RunOptions& options);
 // Returns the prefix of the output lines of the child `name`; nullopt with --no-prefix.
 std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name);
 std::string random_token();
+// Prints that DSGD_HEAD_STATE is ignored, if it is set. For a job whose head ends with `dsgd run`.
+void warn_of_head_state();
 // Settings that the command line and its file give to all workers; later ones are stronger.
 std::vector<Setting> common_settings(const RunOptions& options);
 // Refuses wrong settings before anything runs, so that not each worker reports them.

@@ -116,6 +116,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   for (const auto& host : hosts) all_workers += workers_on(host);
   auto settings = common_settings(options);
   check_settings(settings);
+  warn_of_head_state();
   Environment variables = job_environment(options, settings);
   if (options.verbose) variables.try_emplace("DSGD_LOG_TO", "stderr");
 

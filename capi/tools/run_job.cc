@@ -169,11 +169,7 @@ int Job::run() {
 
 void Job::start_head() {
   warn_if_started_several_times(settings_);
-  if (is_set("DSGD_HEAD_STATE")) {
-    print_message(
-        "dsgd run: warning: DSGD_HEAD_STATE is ignored, since the head ends with dsgd run; start a "
-        "head with `dsgd head`, and use --head\n");
-  }
+  warn_of_head_state();
   head_.start(&settings_);
 }
 
