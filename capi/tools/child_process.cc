@@ -50,13 +50,7 @@ void write_all(int fd, const std::string& text) {
 
 std::vector<std::string> environment_with(const std::vector<Setting>& settings) {
   auto variables = own_environment();
-  for (const auto& setting : settings) {
-    if (setting.value.empty()) {
-      variables.erase(setting.variable());
-    } else {
-      variables[setting.variable()] = setting.value;
-    }
-  }
+  for (const auto& setting : settings) variables[setting.variable()] = setting.value;
   std::vector<std::string> entries;
   for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
   return entries;

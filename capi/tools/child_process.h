@@ -23,8 +23,7 @@ std::map<std::string, std::string, std::less<>> own_environment();
 struct Child {
   std::string kind, name;  // "worker", "3"
   std::vector<std::string> command;
-  // Added to the environment as DSGD_* variables. One without a value removes the variable.
-  std::vector<Setting> settings;
+  std::vector<Setting> settings;  // added to the environment as DSGD_* variables
   // Prefix of each output line; nullopt: the child writes to our output itself.
   std::optional<std::string> prefix;
   // Written to its standard input. That stays open until the child has to end. Closing it takes the place of

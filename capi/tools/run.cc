@@ -207,6 +207,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
         "--restarts",
         "it needs a head that this `dsgd run` starts; leave out --head and DSGD_HEAD, or leave out "
         "--restarts and start the head again with the workers");
+  unsetenv("DSGD_RANK");  // each worker that has a rank gets its own
   const uint32_t all_workers = count_workers(options, local_workers);
   const auto settings = worker_settings(options, all_workers);  // reports wrong settings before anything runs
 

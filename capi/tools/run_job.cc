@@ -187,7 +187,7 @@ void Job::start_worker(int number, const std::string& id) {
   const bool begins = group != groups_.end();  // otherwise it joins as the job runs
   const bool has_rank = begins && !options_.join;
   auto own = settings_;
-  own.push_back({"rank", has_rank ? name : ""});  // without one, the head gives a free one
+  if (has_rank) own.push_back({"rank", name});  // without one, the head gives a free one
   own.push_back({"worker_id", id});
   own.push_back({"supervisor", supervisor_->reports().address()});
   supervisor_->start({.kind = "worker",
