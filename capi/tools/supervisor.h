@@ -1,6 +1,6 @@
-// Child processes in process groups of their own. Their output is copied line by line. If its reader stalls,
-// they wait, and this process goes on. They are ended
-// together: all have ended when wait() returns, and all are killed when this process dies.
+// Child processes in process groups of their own. Their output is copied line by line; if its reader stalls,
+// they wait, and this process does not. They are ended together: all have ended when wait() returns, and all
+// are killed when this process dies.
 #pragma once
 
 #include <signal.h>
