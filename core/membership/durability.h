@@ -20,7 +20,7 @@ class Durability {
       : store_(store), record_(std::move(record)) {}
 
   bool stores() const { return store_ != nullptr; }
-  bool stores_now() const { return storing_; }
+  bool is_storing() const { return storing_; }
   bool holds() const { return !store_ || store_->holds(); }
   // The record has changed. Changes that come while one is stored are stored together after it.
   void changed();

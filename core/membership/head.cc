@@ -237,7 +237,7 @@ struct Head::Impl {
     if (worker->lost) return respond(job->end_error());
     worker->heartbeats.insert(&channel);
     job->detector->on_renew(worker->index());
-    respond(transport::Message(transport::RenewReply{job->durability.stores_now()}));
+    respond(transport::Message(transport::RenewReply{job->durability.is_storing()}));
   }
 
   void on(ServerChannel& channel, const transport::Watch& watch, const Responder& respond) {

@@ -180,7 +180,7 @@ void Heartbeat::on_renewed(uint64_t number, Time sent, const Result<transport::M
         sent == sent_ ? transport::kNever : std::max(next_dial_, sent + renewal_period() + answer_limit());
     forget_silence();
     const auto* const reply = std::get_if<transport::RenewReply>(&answer.value());
-    head_stores_ = reply && reply->storing;
+    if (reply && reply->storing) stored_at_ = loop().now();
     if (number < answered_) return arm();  // a late answer, on a connection that is being closed
     const bool another = number > answered_;
     answered_ = number;
@@ -314,7 +314,6 @@ Status Heartbeat::head_error(const std::string& how, Code code) const {
 void Heartbeat::lose_head(const Status& why) {
   if (is_over()) return;
   if (!head_may_return() || why.code() == Code::kCorrupted) return fail(why);
-  head_stores_ = false;
   if (std::exchange(state_, State::kHeadLost) != State::kHeadLost) events_.head_lost(why);
   arm();
 }

@@ -62,8 +62,8 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   // Sends `message` on the newest connection, and on each newer one, until the head acknowledges it. Then
   // calls `left` once, on the network's loop. Any thread; the network must be alive.
   void leave(const transport::Leave& message, std::function<void()> left);
-  // Whether the head stored the job's record when it last answered, and may store it still. Any thread.
-  bool head_stores() const { return head_stores_; }
+  // When the head last answered that it stores the job's record; 0: it never has. Any thread.
+  transport::Time stored_at() const { return stored_at_; }
   // Any thread; the network must be alive. `stopped` (may be empty) is called on the network's loop; nothing
   // is called after it. The heartbeat closes its connection there.
   void stop(std::function<void()> stopped);
@@ -108,7 +108,7 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
     kOver,      // failed or stopped
   };
   State state_ = State::kRenewing;
-  std::atomic<bool> head_stores_ = false;
+  std::atomic<transport::Time> stored_at_{};
   transport::Leave leave_;
   std::function<void()> left_;         // null: it does not leave, or the head knows
   uint64_t dials_ = 0, answered_ = 0;  // answered_: the last dial whose connection was answered

@@ -81,7 +81,8 @@ class Member {
   // it again if it does not. Returns whether there is a head that may decide.
   bool report_cut(const std::string& peer_id, const Status& cause, bool silent = false);
   bool has_head() const;  // it has joined, and the head is not known to be lost for good, or closed
-  // When the head's verdict on a report of that time is due. It becomes later while the head is lost.
+  // When the head's verdict on a report of that time is due. It becomes later while the head is lost
+  // or stores the job's record.
   transport::Time verdict_due(transport::Time reported) const;
   // Ends a join under way because of `cause`; `joined` is not called. The head is told, and tells the other
   // workers. The head's answer is what leave() then waits for.

@@ -205,11 +205,14 @@ void Member::Impl::call_report() {
 
 // A head decides within a lease, which may begin with the report. If it is lost before, the worker notices
 // that within another one. A head that has come back gives each worker a lease first. A quarter of a lease
-// is for messages and the head's second look. A verdict that the head cannot store yet takes longer.
+// is for messages and the head's second look. While the head stores the job's record, its verdict may wait
+// for that.
 transport::Time Member::Impl::verdict_due(transport::Time reported) const {
   if (!views.first().durable) return reported + 5 * options.lease / 4;
-  if (reconnector || (heartbeat && heartbeat->head_stores())) return loop.now() + options.lease;
-  return std::max(reported + 9 * options.lease / 4, head_back_at + 13 * options.lease / 4);
+  if (reconnector) return loop.now() + options.lease;
+  const transport::Time stored_at = heartbeat ? heartbeat->stored_at() : transport::Time{};
+  return std::max({reported + 9 * options.lease / 4, head_back_at + 13 * options.lease / 4,
+                   stored_at + 5 * options.lease / 4});
 }
 
 void Member::Impl::stop_reconnector() {

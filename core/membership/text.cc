@@ -52,7 +52,7 @@ Status lost_worker(const transport::MemberInfo& member, const std::string& why, 
 Status evicted(const transport::MemberInfo& member, const Status& why) {
   return Status(Code::kEvicted,
                 describe_member(member) +
-                    " was evicted from the job, which goes on without it if enough are left (" +
+                    " was evicted from the job, which goes on without it if min_workers are left (" +
                     why.message() + "); its values are out of date, and it can only join another job")
       .with_rank(member.rank, member.host);
 }

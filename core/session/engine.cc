@@ -299,7 +299,8 @@ void Engine::await_verdict(const Status& error, int32_t peer, const Status& netw
   fail_without_verdict(error, peer, silent, state_.loop.now());
 }
 
-// Fails the session when the verdict is due and has not come. That time becomes later while the head is lost.
+// Fails the session when the verdict is due and has not come. That time becomes later: see
+// Member::verdict_due().
 void Engine::fail_without_verdict(const Status& error, int32_t peer, bool silent, transport::Time reported) {
   const transport::Time due = verdict_due_(reported);
   state_.loop.schedule(

@@ -26,7 +26,7 @@ void LastStep::limit_wait() {
   transport::Time due = awaited_->deadline;
   if (awaited_->asked_at != transport::Time{}) due = std::min(due, verdict_due_(awaited_->asked_at) + lease_);
   if (due == transport::kNever) return;
-  if (due > loop_.now()) {  // it becomes later while the head is lost
+  if (due > loop_.now()) {  // see Member::verdict_due()
     awaited_->timer = loop_.schedule(due, if_alive(alive_, [this] {
                                        if (awaited_) limit_wait();
                                      }));

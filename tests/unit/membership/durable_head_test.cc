@@ -194,7 +194,9 @@ TEST_F(DurableHeadTest, NothingIsToldBeforeItIsStored) {
   EXPECT_FALSE(left.given());
   EXPECT_FALSE(call(at(2).control, transport::Leave{2, 1, {}, 7}).given()) << "sent again";
   EXPECT_FALSE(at(0).watch.given());
+  EXPECT_TRUE(renew(0).message<transport::RenewReply>().storing);
   store_->finish();
+  EXPECT_FALSE(renew(0).message<transport::RenewReply>().storing);
   EXPECT_TRUE(left.ok());
   EXPECT_EQ(news(0).left, 2);
   watch(0, 1);
