@@ -109,7 +109,7 @@ const char* exec_error_remedy(const std::string& program, int number) {
   if (is_file && number == ENOENT)
     return program.find('/') == std::string::npos ? "; for the file in this folder write ./ before its name"
                                                   : "; the interpreter in its first line does not exist";
-  if (number == EACCES) return "; give an executable file";
+  if (number == EACCES) return "; it must be an executable file, in folders that this user may open";
   if (number == ENOENT) return "; check the path, or install the program on this node";
   return "";
 }

@@ -1,5 +1,6 @@
 #include "capi/tools/output_queue.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -9,11 +10,21 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace dsgd_tool {
 namespace {
 
-constexpr size_t kFull = 256 * 1024;
+constexpr size_t kFullBytes = 256 * 1024;
+
+// A description of our own of a pipe or a terminal, which does not block: the one of `fd` is shared with
+// other processes. -1: there is none, for example of a socket.
+int nonblocking(int fd) {
+  struct stat status;
+  if (fstat(fd, &status) != 0 || !(S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return -1;
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  return open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+}
 
 bool same_file(int one, int other) {
   struct stat a, b;
@@ -21,6 +32,10 @@ bool same_file(int one, int other) {
 }
 
 }  // namespace
+
+OutputQueue::OutputQueue(int fd) : fd_(fd) {
+  if (const int own = nonblocking(fd); own >= 0) fd_ = own;
+}
 
 OutputQueue& OutputQueue::of(int fd) {
   static OutputQueue output(STDOUT_FILENO), errors(STDERR_FILENO);
@@ -36,17 +51,18 @@ void OutputQueue::add(std::string lines, bool of_worker) {
   write_locked();
 }
 
-void OutputQueue::write_some() {
+bool OutputQueue::write_some() {
   const std::lock_guard lock(mutex_);
-  write_locked();
+  return write_locked();
 }
 
-// A pipe that is writable takes PIPE_BUF bytes without blocking. The descriptor itself stays blocking, since
-// it is shared with other processes. Writes whole lines if they are not longer, since others may write, too.
-void OutputQueue::write_locked() {
+// Each write ends with a line, unless the line is longer than PIPE_BUF: other processes' output does not
+// split it. A descriptor that blocks is polled before.
+bool OutputQueue::write_locked() {
+  const size_t size_before = size_;
   while (!entries_.empty()) {
     pollfd writable{fd_, POLLOUT, 0};
-    if (poll(&writable, 1, 0) <= 0) return;
+    if (poll(&writable, 1, 0) <= 0) break;
     const Entry& first = entries_.front();
     const char* const text = first.lines.data() + written_;
     size_t count = first.lines.size() - written_;
@@ -56,7 +72,7 @@ void OutputQueue::write_locked() {
     }
     const ssize_t n = write(fd_, text, count);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return;
+    if (n < 0 && errno == EAGAIN) break;
     if (n < 0 && first.of_worker && error_ == 0) error_ = errno;
     // After an error, the rest of these lines is discarded.
     const size_t done = n < 0 ? first.lines.size() - written_ : static_cast<size_t>(n);
@@ -67,6 +83,7 @@ void OutputQueue::write_locked() {
       written_ = 0;
     }
   }
+  return size_ < size_before;
 }
 
 void OutputQueue::discard() {
@@ -82,7 +99,7 @@ bool OutputQueue::empty() const {
 
 bool OutputQueue::full() const {
   const std::lock_guard lock(mutex_);
-  return size_ >= kFull;
+  return size_ >= kFullBytes;
 }
 
 int OutputQueue::take_error() {

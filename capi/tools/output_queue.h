@@ -1,13 +1,11 @@
-// What `dsgd run` writes to its standard output and standard error. It never waits for their reader, so that
-// a reader that stalls does not keep it from supervising its workers.
+// What `dsgd run` writes to its standard output and standard error. While workers run it does not wait for
+// their reader, so that a reader that stalls does not keep it from supervising the workers.
 #pragma once
 
 #include <cstddef>
 #include <deque>
 #include <mutex>
 #include <string>
-
-#include "capi/tools/tool.h"
 
 namespace dsgd_tool {
 
@@ -17,17 +15,17 @@ class OutputQueue {
   // The queue of standard output or standard error. Both have one queue if they are the same file, which
   // keeps the order of their lines.
   static OutputQueue& of(int fd);
-  explicit OutputQueue(int fd) : fd_(fd) {}
+  explicit OutputQueue(int fd);
 
   // Takes whole lines of a worker's output, or of `dsgd run` itself. Writes what the reader takes at once.
   void add(std::string lines, bool of_worker);
-  void write_some();  // what the reader takes at once
+  bool write_some();  // what the reader takes at once; returns whether that is anything
   void discard();     // forgets the lines
   int fd() const { return fd_; }
   bool empty() const;
   // There is so much that workers should wait. That is no limit: add() takes more.
   bool full() const;
-  // Returns 0, or the errno of the first line of a worker that was lost since the last call.
+  // Returns the errno of the first failed write of workers' lines since the last call; 0: none failed.
   int take_error();
 
  private:
@@ -35,9 +33,9 @@ class OutputQueue {
     std::string lines;
     bool of_worker;
   };
-  void write_locked();
+  bool write_locked();
 
-  const int fd_;
+  int fd_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
   size_t written_ = 0;  // bytes of the first entry

@@ -12,7 +12,7 @@ namespace dsgd_tool {
 // A supervised `dsgd run` writes this line first. It tells the supervisor that ssh has reached the host.
 inline constexpr const char* kGreeting = "dsgd run: started";
 // The beginning of the line with which a supervised `dsgd head` says where it listens. The shell of the host
-// may write lines of its own before these.
+// may write text of its own before either line.
 inline constexpr std::string_view kHeadAddress = "dsgd head: address ";
 // The beginning of a line with a worker's report that it waits for the job to begin, or has joined it.
 inline constexpr std::string_view kReport = "dsgd run: report ";

@@ -221,12 +221,12 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (!options.init.empty()) {
     supervisor.start(
         {"command", "init", {"/bin/sh", "-c", options.init}, settings, prefix_of(options, "init")});
-    if (const int status = supervisor.wait()) return status;
+    if (const int status = supervisor.wait()) return supervisor.finish(status);
   }
 
   for (uint32_t restarts = options.restarts;;) {
     const int status = run_job(options, groups, settings, &supervisor, &restarts);
-    if (status == 0 || restarts == 0 || supervisor.interrupted()) return status;
+    if (status == 0 || restarts == 0 || supervisor.interrupted()) return supervisor.finish(status);
     --restarts;
     print_message("dsgd run: starting all workers again (restart %u of %u)\n", options.restarts - restarts,
                   options.restarts);
@@ -321,9 +321,11 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "When one fails and the job cannot go on without it, the others get SIGTERM, then SIGKILL. The exit\n"
       "status is that of the worker that failed first (128 + signal if it was killed). If other workers\n"
       "report which worker caused the failure, that worker counts as the first, and has half of --grace to\n"
-      "end by itself. SIGINT and SIGTERM are passed on; a second one kills the workers.\n"
-      "If the reader of the output stalls (a pager), the workers wait when their pipes are full. After\n"
-      "SIGINT or SIGTERM, output that is not read within --grace is discarded.\n"
+      "end by itself. SIGINT and SIGTERM are passed on; one that comes while the workers are being ended\n"
+      "kills them. If the reader of the output stalls (a pager), the workers wait when their pipes are "
+      "full.\n"
+      "After SIGINT or SIGTERM, output that is not read within --grace is discarded; after a second signal,\n"
+      "within a second.\n"
       "If the reader of the output closes it (`| head -1`), the workers continue and the remaining output\n"
       "is discarded.\n"
       "On several nodes: dsgd head on one, then on each, with the head's DSGD_TOKEN in the environment:\n"

@@ -97,8 +97,9 @@ Child head_child(const RunOptions& options, const Host& host, const std::string&
           .input = environment_block(variables),
           .on_line =
               [started](const std::string& line) {
-                if (!line.starts_with(kHeadAddress)) return false;
-                *started = line.substr(kHeadAddress.size());
+                const size_t at = line.find(kHeadAddress);  // a shell may print text without a newline
+                if (at == line.npos) return false;
+                *started = line.substr(at + kHeadAddress.size());
                 return true;
               },
           .service = true};
@@ -130,7 +131,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   supervisor.wait_until([&] { return !address.empty(); });
   head_note->end();
   if (address.empty()) {
-    if (const int status = supervisor.wait()) return status;
+    if (const int status = supervisor.wait()) return supervisor.finish(status);
     throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
   }
 
@@ -167,7 +168,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     const auto note = ssh_note(host);
     supervisor.announce(note);
     child.on_line = [note, &supervisor](const std::string& line) {
-      if (line == kGreeting) {
+      if (line.ends_with(kGreeting)) {
         note->end();
       } else if (line.starts_with(kReport)) {
         supervisor.reports().note(line.substr(kReport.size()));
@@ -181,7 +182,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     supervisor.start(child);
     rank += workers_on(host);
   }
-  return supervisor.wait();
+  return supervisor.finish(supervisor.wait());
 }
 
 }  // namespace dsgd_tool

@@ -56,7 +56,7 @@ class LocalHead {
  private:
   static void log(const dsgd_log_record* record, void* user) {
     const bool wanted = dsgd_log_record_level(record) <= static_cast<const LocalHead*>(user)->log_level_;
-    if (wanted && !OutputQueue::of(STDERR_FILENO).full())  // the head does not wait for a reader that stalls
+    if (wanted && !OutputQueue::of(STDERR_FILENO).full())  // dropped while the reader stalls
       print_message("%s", record_text("dsgd run", record).c_str());
   }
 
@@ -121,7 +121,7 @@ class Job {
   std::set<std::string> started_;              // ids of workers
   uint32_t replaced_ = 0;                      // workers
   uint32_t scale_requests_ = 0;                // that have been followed
-  uint32_t most_workers_ = kMaxWorkers;        // while `dsgd scale` wants fewer than there are
+  uint32_t most_workers_ = kMaxWorkers;        // of its own, while `dsgd scale` wants fewer than there are
   std::vector<int> missing_;                   // workers whose replacements could not be started
   std::string stopped_;                        // id of the worker that was stopped last
   uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
@@ -287,10 +287,10 @@ void Job::scale(const JobState& job) {
     const auto others =
         static_cast<uint32_t>(std::count_if(job.present.begin(), job.present.end(),
                                             [&](const std::string& id) { return !started_.contains(id); }));
-    most_workers_ = std::max(job.wanted_workers, others + 1) - others;
+    most_workers_ = job.wanted_workers > others ? job.wanted_workers - others : 1;
     if (running != most_workers_)
       print_message("dsgd run: scaling from %u to %u workers\n", running + others, most_workers_ + others);
-    missing_.clear();  // they are among the workers to start
+    missing_.clear();  // they are not among `running`
     for (uint32_t count = running; count < most_workers_; ++count, ++next_)
       if (!start_later_worker(next_, "worker-" + std::to_string(next_), "run `dsgd scale` again later"))
         break;

@@ -89,7 +89,7 @@ std::string activity(const json& worker) {
   if (worker["seconds"].is_null()) return text;
   text += " " + decimals(worker["seconds"], 1) + " s";
   if (!worker["operation"].is_null()) text += " in " + text_of(worker["operation"]);
-  // Each step waits for some worker, though only for a moment.
+  // In a job that trains, each worker waits briefly in each step.
   if (!worker["waiting"].is_null() && worker["seconds"] >= 1.0) text += ": " + text_of(worker["waiting"]);
   return text;
 }

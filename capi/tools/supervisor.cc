@@ -22,11 +22,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kLongestPoll{1};
+constexpr std::chrono::seconds kReaderPatience{1};  // without progress, once the job has been interrupted
 
 const std::array<OutputQueue*, 2>& queues() {
   static const std::array<OutputQueue*, 2> both = {&OutputQueue::of(STDOUT_FILENO),
                                                    &OutputQueue::of(STDERR_FILENO)};
   return both;
+}
+
+void add_queues(std::vector<pollfd>* fds) {
+  for (const auto* queue : queues()) fds->push_back({queue->empty() ? -1 : queue->fd(), POLLOUT, 0});
 }
 
 int milliseconds_until(Clock::time_point time) {
@@ -62,7 +67,10 @@ Supervisor::Supervisor(std::chrono::milliseconds grace) : grace_(grace) {
 Supervisor::~Supervisor() {
   kill_all();
   for (const auto& child : children_)
-    if (child->pid) waitpid(child->pid, nullptr, 0);
+    if (const pid_t pid = std::exchange(child->pid, 0)) {  // else a signal would go to another process
+      guard_.forget(pid);
+      waitpid(pid, nullptr, 0);
+    }
   write_output();
   close(signal_fd_);
   close(exits_);
@@ -175,8 +183,8 @@ void Supervisor::handle_events() {
   for (const auto& child : children_)
     for (const auto* lines : {child->output.get(), child->errors.get()})
       fds.push_back({lines->wants_input() ? lines->fd() : -1, POLLIN, 0});
-  for (const auto* queue : queues()) fds.push_back({queue->empty() ? -1 : queue->fd(), POLLOUT, 0});
-  // Meanwhile the head's thread may add log records to a queue, so it looks once a second at least.
+  add_queues(&fds);
+  // The head's thread can add log records during poll(), so poll() lasts a second at most.
   poll(fds.data(), fds.size(), milliseconds_until(std::min(next_event(), Clock::now() + kLongestPoll)));
   for (auto* queue : queues()) queue->write_some();
   for (const auto& child : children_)
@@ -216,32 +224,37 @@ int Supervisor::wait() {
   for (const auto& child : children_)
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->finish();
   children_.clear();
-  write_output();
-  int output_error = 0;
-  for (auto* queue : queues()) {
-    // EPIPE: `| head` reads what it wants.
-    if (const int error = queue->take_error(); error && error != EPIPE) output_error = error;
-  }
-  if (output_error) {
-    print_message("dsgd run: cannot write the output of the workers: %s\n", std::strerror(output_error));
-    if (status_ == 0) status_ = 1;
-  }
   if (!first_failure_.empty()) print_message("%s\n", first_failure_.c_str());
   return status_;
 }
 
-// Waits until the remaining output is written; after an interrupt, until give_up_at_ at most.
+int Supervisor::finish(int status) {
+  write_output();
+  for (auto* queue : queues()) {
+    const int error = queue->take_error();
+    if (error == 0 || error == EPIPE) continue;  // EPIPE: `| head` reads what it wants
+    print_message("dsgd run: cannot write the output of the workers: %s\n", std::strerror(error));
+    if (status == 0) status = 1;
+  }
+  return status;
+}
+
+// Waits until the remaining output is written; after an interrupt, until discard_output_at_ at most, or
+// longer while the reader reads.
 void Supervisor::write_output() {
+  Clock::time_point last_write = Clock::now();
   const auto all_written = [] {
     return std::all_of(queues().begin(), queues().end(), [](auto* queue) { return queue->empty(); });
   };
   for (;;) {
-    for (auto* queue : queues()) queue->write_some();
+    for (auto* queue : queues())
+      if (queue->write_some()) last_write = Clock::now();
     if (all_written()) return;
-    if (Clock::now() >= give_up_at_) break;
+    const auto end = std::max(discard_output_at_, last_write + kReaderPatience);
+    if (Clock::now() >= end) break;
     std::vector<pollfd> fds{{signal_fd_, POLLIN, 0}};
-    for (const auto* queue : queues()) fds.push_back({queue->empty() ? -1 : queue->fd(), POLLOUT, 0});
-    poll(fds.data(), fds.size(), milliseconds_until(give_up_at_));
+    add_queues(&fds);
+    poll(fds.data(), fds.size(), milliseconds_until(end));
     handle_signals();
   }
   for (auto* queue : queues()) queue->discard();
@@ -282,7 +295,7 @@ void Supervisor::reap() {
 
 // The user, or the `dsgd run` that supervises this one, ends the job.
 void Supervisor::interrupt(int signal) {
-  give_up_at_ = interrupted_ ? Clock::now() : Clock::now() + grace_;
+  discard_output_at_ = interrupted_ ? Clock::now() : Clock::now() + grace_;
   interrupted_ = true;
   if (!ending_)
     for (const auto& note : notes_) note->print_interrupted();

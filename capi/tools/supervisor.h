@@ -45,6 +45,8 @@ class Supervisor {
   // that child's failure names a worker of another child, and the other child then fails too, returns the
   // other child's status.
   int wait();
+  // Waits for the reader of the output, and returns `status`; 1 instead of 0 if output of workers was lost.
+  int finish(int status);
   // The reports of the workers. Those on other hosts come from the `dsgd run` there.
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
@@ -127,8 +129,8 @@ class Supervisor {
   ChildProcess* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
-  // Of an interrupted job: until then its output may wait for its reader.
-  std::chrono::steady_clock::time_point give_up_at_ = std::chrono::steady_clock::time_point::max();
+  // After an interrupt: when output that is not read is discarded.
+  std::chrono::steady_clock::time_point discard_output_at_ = std::chrono::steady_clock::time_point::max();
 };
 
 }  // namespace dsgd_tool

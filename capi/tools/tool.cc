@@ -23,16 +23,15 @@ void check(int32_t status, dsgd_error* const& error) {
 Failure system_failure(const std::string& what) {
   const int number = errno;
   const char* remedy = number == EMFILE   ? "; raise the limit of open files (ulimit -n)"
-                       : number == EAGAIN ? "; raise the limit of processes (ulimit -u)"
-                                          : "";  // of fork
+                       : number == EAGAIN ? "; raise the limit of processes (ulimit -u)"  // of fork
+                                          : "";
   return Failure(what + ": " + std::strerror(number) + remedy);
 }
 
 void flush_output() {
   errno = 0;
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
-  throw Failure(std::string("cannot write the output") + (errno ? ": " : "") +
-                (errno ? std::strerror(errno) : ""));
+  throw Failure("cannot write the output" + (errno ? std::string(": ") + std::strerror(errno) : ""));
 }
 
 std::string Setting::variable() const {

@@ -153,7 +153,7 @@ class JobWithoutProgram(Job):
         pass
 
 
-class JobWithWorkerOfAnother(Job):
+class JobWithForeignWorker(Job):
     PLAN = [2, 3, 4, 2]
     LOSS = len(PLAN) + 1  # none
     LEFT = {"[0"}
@@ -193,7 +193,7 @@ def main():
     if len(sys.argv) != 3:
         print(__doc__)
         return 2
-    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram, JobWithWorkerOfAnother))
+    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram, JobWithForeignWorker))
 
 
 if __name__ == "__main__":
