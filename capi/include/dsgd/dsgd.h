@@ -201,9 +201,9 @@
  *              sessions of its own.
  *   Host       dsgd installs no signal handler, never exits or aborts, prints nothing unless the key `log_to`
  *              says so, and lets no exception out. A worker without memory for a buffer (of a bucket, a
- *              message or an object) fails the session on all workers with DSGD_ERR_NO_MEMORY. A process
- *              without memory for small objects gets DSGD_ERR_NO_MEMORY for its call alone, and the others
- *              wait for it until their deadline; or the C++ runtime ends the process.
+ *              message or an object) fails the session on all workers with DSGD_ERR_NO_MEMORY. If memory
+ *              is lacking for small objects, too, only the calling worker gets DSGD_ERR_NO_MEMORY, and the
+ *              others wait until their deadline; or the C++ runtime ends the process.
  *   Since      1.0 unless stated.
  */
 #ifndef DSGD_DSGD_H_

@@ -58,7 +58,7 @@ final class NativeLibrary {
       return "load dsgd in one class loader that all its users share, or use a jar made by build-jar";
     }
     if (e.getMessage().contains("failed to map segment")) {
-      return "its file system is mounted noexec: use another one; -Djava.io.tmpdir for a jar made by build-jar";
+      return "its file system is mounted noexec: move it to another one, or set -Djava.io.tmpdir if it was in a jar";
     }
     return otherwise;
   }
