@@ -221,12 +221,12 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   if (!options.init.empty()) {
     supervisor.start(
         {"command", "init", {"/bin/sh", "-c", options.init}, settings, prefix_of(options, "init")});
-    if (const int status = supervisor.wait()) return supervisor.finish(status);
+    if (supervisor.wait() != 0) return supervisor.finish();
   }
 
   for (uint32_t restarts = options.restarts;;) {
     const int status = run_job(options, groups, settings, &supervisor, &restarts);
-    if (status == 0 || restarts == 0 || supervisor.interrupted()) return supervisor.finish(status);
+    if (status == 0 || restarts == 0 || supervisor.interrupted()) return supervisor.finish();
     --restarts;
     print_message("dsgd run: starting all workers again (restart %u of %u)\n", options.restarts - restarts,
                   options.restarts);

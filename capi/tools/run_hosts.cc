@@ -131,7 +131,7 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
   supervisor.wait_until([&] { return !address.empty(); });
   head_note->end();
   if (address.empty()) {
-    if (const int status = supervisor.wait()) return supervisor.finish(status);
+    if (supervisor.wait() != 0) return supervisor.finish();
     throw Failure("the head on host " + hosts[0].name + " did not start; its messages are above");
   }
 
@@ -182,7 +182,8 @@ int run_on_hosts(const RunOptions& options, const std::vector<std::string>& word
     supervisor.start(child);
     rank += workers_on(host);
   }
-  return supervisor.finish(supervisor.wait());
+  supervisor.wait();
+  return supervisor.finish();
 }
 
 }  // namespace dsgd_tool

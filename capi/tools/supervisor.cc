@@ -228,15 +228,15 @@ int Supervisor::wait() {
   return status_;
 }
 
-int Supervisor::finish(int status) {
+int Supervisor::finish() {
   write_output();
   for (auto* queue : queues()) {
     const int error = queue->take_error();
     if (error == 0 || error == EPIPE) continue;  // EPIPE: `| head` reads what it wants
     print_message("dsgd run: cannot write the output of the workers: %s\n", std::strerror(error));
-    if (status == 0) status = 1;
+    if (status_ == 0) status_ = 1;
   }
-  return status;
+  return status_;
 }
 
 // Waits until the remaining output is written; after an interrupt, until discard_output_at_ at most, or

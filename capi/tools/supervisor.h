@@ -45,8 +45,9 @@ class Supervisor {
   // that child's failure names a worker of another child, and the other child then fails too, returns the
   // other child's status.
   int wait();
-  // Waits for the reader of the output, and returns `status`; 1 instead of 0 if output of workers was lost.
-  int finish(int status);
+  // After the last wait(): waits for the reader of the output. Returns the status of wait(), or instead of 0
+  // that of an interrupt, or 1 if output of workers was lost.
+  int finish();
   // The reports of the workers. Those on other hosts come from the `dsgd run` there.
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
