@@ -48,13 +48,12 @@ std::vector<Host> parse_hosts(const std::string& text) {
 }
 
 std::vector<Host> read_hostfile(const std::string& path) {
-  const auto check_read = [&path](bool failed) {
-    if (failed)
-      throw Failure("--hostfile: cannot read '" + path + "': " + std::strerror(errno) +
-                    "; give a file with lines HOST or HOST slots=N");
+  const auto unreadable = [&path] {
+    return Failure("--hostfile: cannot read '" + path + "': " + std::strerror(errno) +
+                   "; give a file with lines HOST or HOST slots=N");
   };
   std::ifstream file(path);
-  check_read(!file);
+  if (!file) throw unreadable();
   std::vector<Host> hosts;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -70,7 +69,7 @@ std::vector<Host> read_hostfile(const std::string& path) {
     }
     hosts.push_back(host);
   }
-  check_read(file.bad());
+  if (file.bad()) throw unreadable();
   if (hosts.empty()) throw UsageError("--hostfile", "'" + path + "' names no host");
   return hosts;
 }

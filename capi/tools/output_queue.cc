@@ -17,13 +17,14 @@ namespace {
 
 constexpr size_t kFullBytes = 256 * 1024;
 
-// A description of our own of a pipe or a terminal, which does not block: the one of `fd` is shared with
-// other processes. -1: there is none, for example of a socket.
+// Opens the pipe or terminal behind `fd` again, so that writes do not block: `fd` itself is shared with other
+// processes. Returns `fd` if this is impossible, for example for a socket.
 int nonblocking(int fd) {
   struct stat status;
-  if (fstat(fd, &status) != 0 || !(S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return -1;
+  if (fstat(fd, &status) != 0 || !(S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return fd;
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
-  return open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+  const int own = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+  return own >= 0 ? own : fd;
 }
 
 bool same_file(int one, int other) {
@@ -33,9 +34,7 @@ bool same_file(int one, int other) {
 
 }  // namespace
 
-OutputQueue::OutputQueue(int fd) : fd_(fd) {
-  if (const int own = nonblocking(fd); own >= 0) fd_ = own;
-}
+OutputQueue::OutputQueue(int fd) : fd_(nonblocking(fd)) {}
 
 OutputQueue& OutputQueue::of(int fd) {
   static OutputQueue output(STDOUT_FILENO), errors(STDERR_FILENO);

@@ -1,5 +1,5 @@
-// What `dsgd run` writes to its standard output and standard error. While workers run it does not wait for
-// their reader, so that a reader that stalls does not keep it from supervising the workers.
+// The output of `dsgd run`. While workers run, it does not wait for the reader of its output: a reader that
+// stalls does not keep it from supervising the workers.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,6 @@ class OutputQueue {
   // The queue of standard output or standard error. Both have one queue if they are the same file, which
   // keeps the order of their lines.
   static OutputQueue& of(int fd);
-  explicit OutputQueue(int fd);
 
   // Takes whole lines of a worker's output, or of `dsgd run` itself. Writes what the reader takes at once.
   void add(std::string lines, bool of_worker);
@@ -33,9 +32,10 @@ class OutputQueue {
     std::string lines;
     bool of_worker;
   };
+  explicit OutputQueue(int fd);
   bool write_locked();
 
-  int fd_;
+  const int fd_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
   size_t written_ = 0;  // bytes of the first entry

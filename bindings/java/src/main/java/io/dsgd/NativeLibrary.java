@@ -49,18 +49,19 @@ final class NativeLibrary {
     try {
       System.load(file.toString());
     } catch (UnsatisfiedLinkError e) {
-      throw linkError(e.getMessage() + "; " + remedyOf(e, remedy), e);
+      throw explained(e.getMessage(), e, remedy);
     }
   }
 
-  private static String remedyOf(UnsatisfiedLinkError e, String otherwise) {
+  /** With {@code remedy}, unless the error itself tells a better one. */
+  private static UnsatisfiedLinkError explained(
+      String problem, UnsatisfiedLinkError e, String remedy) {
     if (e.getMessage().contains("already loaded in another classloader")) {
-      return "load dsgd in one class loader that all its users share, or use a jar made by build-jar";
+      remedy = "load dsgd in one class loader that all its users share, or use a jar made by build-jar";
+    } else if (e.getMessage().contains("failed to map segment")) {
+      remedy = "its file system is mounted noexec: move it to another one, or set -Djava.io.tmpdir if it was in a jar";
     }
-    if (e.getMessage().contains("failed to map segment")) {
-      return "its file system is mounted noexec: move it to another one, or set -Djava.io.tmpdir if it was in a jar";
-    }
-    return otherwise;
+    return linkError(problem + "; " + remedy, e);
   }
 
   private static UnsatisfiedLinkError linkError(String message, Throwable cause) {
@@ -91,15 +92,12 @@ final class NativeLibrary {
     try {
       System.loadLibrary("dsgd_jni");
     } catch (UnsatisfiedLinkError e) {
-      throw linkError(
-          "cannot load %s: %s; "
-                  .formatted(JNI, e.getMessage())
-              + remedyOf(
-                  e,
-                  ("this jar has no natives for %s and there are none beside it: set -Ddsgd.library.path"
-                          + " to the folder that holds them, or use a jar made by build-jar")
-                      .formatted(platform())),
-          e);
+      throw explained(
+          "cannot load %s: %s".formatted(JNI, e.getMessage()),
+          e,
+          ("this jar has no natives for %s and there are none beside it: set -Ddsgd.library.path"
+                  + " to the folder that holds them, or use a jar made by build-jar")
+              .formatted(platform()));
     }
   }
 
