@@ -19,7 +19,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::change_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -412,4 +412,4 @@ TEST(Save, LetsNoStepBeginBeforeItHasCopiedTheModel) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::change_test

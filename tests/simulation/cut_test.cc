@@ -8,7 +8,7 @@
 #include "cluster.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::cut_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -271,4 +271,4 @@ TEST(Cuts, ShorterThanTheLeaseDoNoHarmWhenAGoodbyeIsLost) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::cut_test

@@ -18,7 +18,7 @@
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::departure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -498,4 +498,4 @@ TEST(Departure, LeavesStepsBetweenFailedCollectives) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::departure_test

@@ -16,7 +16,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::disagreement_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -345,4 +345,4 @@ TEST(Disagreement, IsToldToAWorkerThatCallsLater) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::disagreement_test

@@ -2,8 +2,8 @@
 // oracle's bits or with an error that names who was lost; nobody hangs; no two workers ever hold different
 // values after a step.
 //
-//   DSGD_SIMULATION_SEED=17 simulation_jobs_test     one job, with the calls of its workers
-//   DSGD_SIMULATION_JOBS=100000 simulation_jobs_test
+//   DSGD_SIMULATION_SEED=17 simulation_tests jobs_test     one job, with the calls of its workers
+//   DSGD_SIMULATION_JOBS=100000 simulation_tests jobs_test
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -15,7 +15,7 @@
 #include "tests/unit/sanitizer.h"
 #include "transport/sim/world.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::jobs_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -226,4 +226,4 @@ TEST(Simulation, TheSameSeedIsTheSameJob) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::jobs_test

@@ -14,7 +14,7 @@
 #include "small_model.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::join_load_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -336,4 +336,4 @@ TEST(JoiningAroundALoad, AWorkerWhoseFirstStepHasFailedLoadsWithTheOthers) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::join_load_test

@@ -19,7 +19,7 @@
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::join_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -596,4 +596,4 @@ TEST(JoiningDuringAChange, WaitsUntilTheOthersHaveEndedIt) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::join_test

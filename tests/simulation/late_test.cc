@@ -8,7 +8,7 @@
 
 #include "cluster.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::late_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -99,4 +99,4 @@ TEST(Late, ChunksThatComeEarlyLeaveRoomInReceiveMemory) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::late_test

@@ -17,7 +17,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::leave_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -308,4 +308,4 @@ TEST(Close, AfterALoadWaitsOnlyUntilTheOthersHaveLoaded) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::leave_test

@@ -25,7 +25,7 @@
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::loss_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -1519,4 +1519,4 @@ TEST(Loss, OfAnyWorkersAtAnyMomentsLeavesTheOthersWithOneModel) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::loss_test

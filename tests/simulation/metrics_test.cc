@@ -12,7 +12,7 @@
 #include "tests/unit/metrics.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::metrics_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -184,4 +184,4 @@ TEST(Metrics, ALateGradientCountsAsGradientsHereAndAsReductionElsewhere) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::metrics_test

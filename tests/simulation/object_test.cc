@@ -11,7 +11,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::object_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -488,4 +488,4 @@ TEST(Object, AWorkerThatJoinsHasTheObjectsWhateverViewsFollow) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::object_test

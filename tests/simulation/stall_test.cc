@@ -8,7 +8,7 @@
 
 #include "cluster.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::stall_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -267,4 +267,4 @@ TEST(StallWarning, IsNotLoggedWithoutAnOpenCall) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::stall_test

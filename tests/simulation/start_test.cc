@@ -8,7 +8,7 @@
 #include "cluster.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::start_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -121,4 +121,4 @@ TEST(AllStopped, WhileTheyConnectLosesNoWorker) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::start_test

@@ -9,7 +9,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::straggler_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -319,4 +319,4 @@ TEST(Straggler, InStartIsEvictedToo) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::straggler_test

@@ -18,7 +18,7 @@
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
-namespace dsgd::simulation {
+namespace dsgd::simulation::trace_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -623,4 +623,4 @@ TEST(Trace, Q7AnOwnerDoesNotGoOnWithoutASilentCopy) {
 }
 
 }  // namespace
-}  // namespace dsgd::simulation
+}  // namespace dsgd::simulation::trace_test

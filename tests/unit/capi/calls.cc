@@ -2,9 +2,7 @@
 
 #include <cstdint>
 
-struct DLManagedTensorVersioned {  // large enough to be looked into
-  uint64_t words[64];
-};
+#include "capi/src/dlpack.h"
 
 // Every call would be right in the parent, in this or another state of the session.
 std::vector<Call> calls() {

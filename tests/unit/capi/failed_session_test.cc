@@ -13,7 +13,7 @@
 namespace {
 
 // Calls that do not answer with the failure, and why.
-const std::map<std::string, std::string> kExceptions = {
+const std::map<std::string, std::string> kOtherAnswers = {
     {"dsgd_close", "ends the session"},
     {"dsgd_stop_request", "takes no lock, since a signal handler may call it"},
     {"dsgd_bind_dlpack", "looks at its tensors first; then as dsgd_bind"},
@@ -59,7 +59,7 @@ TEST(FailedSession, EveryFunctionOfTheHeaderIsInTheTable) {
     if (std::regex_search(arguments, handle)) wanted.insert(function);
   }
   for (const Call& call : calls()) covered.insert(call.function);
-  for (const auto& [function, why] : kExceptions) covered.insert(function);
+  for (const auto& [function, why] : kOtherAnswers) covered.insert(function);
   EXPECT_EQ(wanted, covered);
 }
 
@@ -73,7 +73,7 @@ TEST(FailedSession, AnswersEveryCallWithItsFailure) {
     dsgd_error_free(error);
   }
   for (const Call& call : calls()) {
-    if (kExceptions.count(call.function)) continue;
+    if (kOtherAnswers.count(call.function)) continue;
     dsgd_error* error = nullptr;
     EXPECT_EQ(call.call(world, &error), double{DSGD_ERR_ABORTED}) << call.function;
     EXPECT_EQ(dsgd_error_code(error), DSGD_ERR_ABORTED) << call.function;

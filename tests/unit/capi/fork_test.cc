@@ -18,7 +18,7 @@
 namespace {
 
 // Functions that take such a handle and do not return DSGD_ERR_FORKED.
-const std::map<std::string, std::string> kExceptions = {
+const std::map<std::string, std::string> kNotRefused = {
     {"dsgd_session_free", "frees what the child has"},
     {"dsgd_finalize", "frees what the child has"},
     {"dsgd_op_free", "frees what the child has"},
@@ -38,7 +38,7 @@ TEST(ForkTable, has_every_function_of_the_header_that_takes_such_a_handle) {
   }
   for (const Call& call : calls())
     EXPECT_TRUE(covered.insert(call.function).second) << call.function << " is there twice";
-  for (const auto& [function, why] : kExceptions)
+  for (const auto& [function, why] : kNotRefused)
     EXPECT_TRUE(covered.insert(function).second) << function << " is in both";
   EXPECT_GT(wanted.size(), 45u);
   EXPECT_EQ(wanted, covered);

@@ -8,7 +8,7 @@
 #include "job.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::channels_test {
 namespace {
 
 dsgd_op_options on_channel(uint32_t channel, int32_t timeout_ms = -1, void* user_data = nullptr) {
@@ -190,4 +190,4 @@ TEST(Buffers, AnAllReduceLeavesItsSendBufferAlone) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::channels_test

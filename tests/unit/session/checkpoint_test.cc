@@ -20,7 +20,7 @@
 #include "job.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::checkpoint_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -609,4 +609,4 @@ TEST(Checkpoint, ASaveThatWaitsDoesNotKeepOtherThreadsFromBeginningOperations) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::checkpoint_test

@@ -14,7 +14,7 @@
 #include "plugins.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::collectives_test {
 namespace {
 
 constexpr int32_t kDtypes[] = {DSGD_FLOAT32, DSGD_FLOAT64,  DSGD_INT32, DSGD_INT64, DSGD_UINT8,
@@ -490,4 +490,4 @@ TEST(Timeout, NamesWhoHasNotCalledWhateverTheAlgorithm) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::collectives_test

@@ -13,7 +13,7 @@
 #include "plugins.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::equivalence_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -333,4 +333,4 @@ TEST(Equivalence, ReproducibleGivesTheSameBitsForEverySplitOfTheReplicas) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::equivalence_test

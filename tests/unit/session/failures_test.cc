@@ -8,7 +8,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::failures_test {
 namespace {
 
 // Of this job, so that one case can provoke it; no other case gives a gradient that is not finite.
@@ -229,4 +229,4 @@ INSTANTIATE_TEST_SUITE_P(OfEachStatus, Failures, ::testing::Range(size_t{0}, cas
                          });
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::failures_test

@@ -15,7 +15,7 @@
 #include "tests/unit/metrics.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::half_wire_test {
 namespace {
 
 // ---- half types, by arithmetic in double
@@ -499,4 +499,4 @@ TEST(HalfWire, IsComparedAtStart) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::half_wire_test

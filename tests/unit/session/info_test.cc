@@ -5,7 +5,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::info_test {
 namespace {
 
 dsgd_session_info info_of(const dsgd_session* session) {
@@ -235,4 +235,4 @@ TEST(Fingerprint, ThatIsEqualLetsTheJobStart) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::info_test

@@ -15,7 +15,7 @@
 #include "job.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::integrity_test {
 namespace {
 
 // Two parameters of several replicas on the cpu, in buffers of dsgd or, where they are bound, of the host;
@@ -333,4 +333,4 @@ TEST(Integrity, ReadingValuesAtCloseForLongerThanALeaseDoesNotHarmOthers) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::integrity_test

@@ -9,7 +9,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::join_test {
 namespace {
 
 using std::chrono::steady_clock;
@@ -262,4 +262,4 @@ TEST(Join, AFreedSessionEndsIt) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::join_test

@@ -6,7 +6,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::marks_test {
 namespace {
 
 constexpr size_t kParameters = 7;
@@ -107,4 +107,4 @@ TEST(GradientAbsent, MayBeCalledWhileTheStrategyChanges) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::marks_test

@@ -10,7 +10,7 @@
 #include "job.h"
 #include "tests/unit/metrics.h"
 
-namespace dsgd_test {
+namespace dsgd_test::metrics_test {
 namespace {
 
 std::string text_of(const dsgd_session* session) {
@@ -214,4 +214,4 @@ TEST(Trace, MayBeOff) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::metrics_test

@@ -18,7 +18,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::network_test {
 namespace {
 
 int listening_sockets() {
@@ -247,4 +247,4 @@ TEST(Ports, AWorkerListensOnOneAlsoWhereItHostsTheHead) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::network_test

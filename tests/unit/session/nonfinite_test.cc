@@ -15,7 +15,7 @@
 #include "job.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::nonfinite_test {
 namespace {
 
 const float kNone[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -435,4 +435,4 @@ TEST(NonFinite, WorkersThatDisagreeAreToldAtStart) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::nonfinite_test

@@ -8,7 +8,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::objects_test {
 namespace {
 
 void put(dsgd_session* session, const char* name, const std::string& text) {
@@ -284,4 +284,4 @@ TEST(DeletedObject, NeedsNoWorkerThatHasClosed) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::objects_test

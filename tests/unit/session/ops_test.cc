@@ -5,7 +5,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::ops_test {
 namespace {
 
 constexpr int64_t kShape[] = {4};
@@ -184,4 +184,4 @@ TEST(Ops, AChangeOfStrategyOnWhichWorkersDisagreeFailsThroughTheOpAndTheSessionG
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::ops_test

@@ -11,7 +11,7 @@
 
 #include "plugins.h"
 
-namespace dsgd_test {
+namespace dsgd_test::plugin_test {
 namespace {
 
 // Runs an all-reduce that must fail on all workers with `code` and a message that has `says`, then something
@@ -478,4 +478,4 @@ TEST(Plugin, TheKeysTakeARegisteredNameAndNoOther) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::plugin_test

@@ -15,7 +15,7 @@
 #include "plugins.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::reproducible_test {
 namespace {
 
 constexpr struct Strategy {
@@ -399,4 +399,4 @@ TEST(Reproducible, GradientsThatAreNotFiniteMakeTheirOwnElementsNanAndNoOther) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::reproducible_test

@@ -47,7 +47,7 @@ extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* no
   return EAI_NONAME;
 }
 
-namespace dsgd_test {
+namespace dsgd_test::resolve_test {
 namespace {
 
 using ::testing::AllOf;
@@ -147,4 +147,4 @@ TEST_F(Resolve, AMuteNameServerForOneOfSeveralHeadsDoesNotKeepAWorkerFromJoining
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::resolve_test

@@ -19,7 +19,7 @@
 #include "job.h"
 #include "tests/unit/sanitizer.h"
 
-namespace dsgd_test {
+namespace dsgd_test::step_test {
 namespace {
 
 // Two parameters in buffers of dsgd; gradients depend on rank and step, with integer values.
@@ -1545,4 +1545,4 @@ TEST(Close, EndsOperationsInFlightAndTellsTheOthers) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::step_test

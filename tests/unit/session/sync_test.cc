@@ -8,7 +8,7 @@
 
 #include "job.h"
 
-namespace dsgd_test {
+namespace dsgd_test::sync_test {
 namespace {
 
 constexpr int64_t kSize = 1500;
@@ -245,4 +245,4 @@ TEST(Sync, DigestCoversUntrainedParameters) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::sync_test

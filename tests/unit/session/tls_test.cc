@@ -6,7 +6,7 @@
 #include "job.h"
 #include "tests/unit/certificates.h"
 
-namespace dsgd_test {
+namespace dsgd_test::tls_test {
 namespace {
 
 using testing::HasSubstr;
@@ -127,4 +127,4 @@ TEST(TlsJob, AnUnusableFileFailsDsgdInitAndNamesTheKey) {
 }
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::tls_test

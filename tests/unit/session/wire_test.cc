@@ -37,7 +37,7 @@ extern "C" __attribute__((visibility("default"))) ssize_t recv(int fd, void* to,
   return got;
 }
 
-namespace dsgd_test {
+namespace dsgd_test::wire_test {
 namespace {
 
 constexpr int kWorkers = 3, kSteps = 4;
@@ -173,4 +173,4 @@ INSTANTIATE_TEST_SUITE_P(Strategies, Wire,
                          });
 
 }  // namespace
-}  // namespace dsgd_test
+}  // namespace dsgd_test::wire_test
