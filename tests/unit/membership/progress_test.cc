@@ -15,7 +15,7 @@ using transport::Duration;
 using transport::Progress;
 using Ranks = std::vector<int32_t>;
 
-constexpr Duration kReportLease = 10s, kTimeout = 30s, kInterval = 2s;
+constexpr Duration kReportLease = 10s, kTimeout = 30s, kReportInterval = 2s;
 
 // A worker reports the ranks that it waits for, or one of these.
 const Ranks kComputes = {-1}, kBusy = {-2}, kSilent = {-3};
@@ -28,9 +28,9 @@ class Reports {
   }
   // Each worker reports the same thing every interval.
   void go_on(Duration duration, const std::vector<Ranks>& said) {
-    for (; duration > 0s; duration -= kInterval) {
+    for (; duration > 0s; duration -= kReportInterval) {
       report(said);
-      now_ += kInterval;
+      now_ += kReportInterval;
     }
     report(said);
   }
@@ -105,9 +105,9 @@ TEST(Stragglers, FollowFromWhatTheWorkersSay) {
   for (const auto& test : cases) {
     SCOPED_TRACE(test.name);
     Reports reports(test.said.size());
-    reports.go_on(kTimeout - kInterval, test.said);
+    reports.go_on(kTimeout - kReportInterval, test.said);
     EXPECT_EQ(reports.stragglers(test.least), Workers{}) << "too early";
-    reports.go_on(kInterval, test.said);
+    reports.go_on(kReportInterval, test.said);
     EXPECT_EQ(reports.stragglers(test.least), test.want);
   }
 }
@@ -122,11 +122,11 @@ TEST(Stragglers, AreThoseOfTheLongestWait) {
 
 TEST(Stragglers, AreNotWaitedForInSeveralCallsTogether) {
   Reports reports(3);
-  reports.go_on(kTimeout - kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kTimeout - kReportInterval, {{2}, {2}, kComputes});
   ++reports.call;
-  reports.go_on(kTimeout - kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kTimeout - kReportInterval, {{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{});
-  reports.go_on(kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kReportInterval, {{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{2});
 }
 
@@ -143,16 +143,16 @@ TEST(Stragglers, AreThoseOfThePresentView) {
   reports.go_on(kTimeout, {{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{}) << "the head is in view 1";
   reports.view = 1;
-  reports.go_on(kTimeout - kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kTimeout - kReportInterval, {{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{});
-  reports.go_on(kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kReportInterval, {{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{2});
 }
 
 TEST(Stragglers, AreNotKnownFromOldReports) {
   Reports reports(3);
-  reports.go_on(kTimeout - kInterval, {{2}, {2}, kComputes});
-  reports.pass(kReportLease + kInterval);  // the head is stopped, or cut off
+  reports.go_on(kTimeout - kReportInterval, {{2}, {2}, kComputes});
+  reports.pass(kReportLease + kReportInterval);  // the head is stopped, or cut off
   EXPECT_EQ(reports.stragglers(), Workers{});
   reports.report({{2}, {2}, kComputes});
   EXPECT_EQ(reports.stragglers(), Workers{}) << "nothing is known of the time between";
@@ -163,12 +163,12 @@ TEST(Stragglers, AreNotKnownFromOldReports) {
 // All are stopped for a while, or the head is: no program was late then.
 TEST(Stragglers, AreNotWaitedForWhileNoReportsCome) {
   Reports reports(3);
-  reports.go_on(kTimeout - 6 * kInterval, {{2}, {2}, kComputes});
+  reports.go_on(kTimeout - 6 * kReportInterval, {{2}, {2}, kComputes});
   for (int stop = 0; stop < 2; ++stop) {
-    reports.pass(kReportLease - kInterval);
+    reports.pass(kReportLease - kReportInterval);
     reports.report({{2}, {2}, kComputes});
     EXPECT_EQ(reports.stragglers(), Workers{});
-    reports.pass(kInterval);
+    reports.pass(kReportInterval);
     reports.report({{2}, {2}, kComputes});
   }
   EXPECT_EQ(reports.stragglers(), Workers{2}) << "the wait goes on after the stops";
@@ -177,8 +177,8 @@ TEST(Stragglers, AreNotWaitedForWhileNoReportsCome) {
 TEST(Stragglers, AreNotWaitedForByAWorkerWhoseReportsAreMissing) {
   Reports reports(3);
   reports.go_on(kTimeout, {{2}, kComputes, kComputes});
-  reports.go_on(kTimeout - 3 * kInterval, {{2}, {2}, kComputes});
-  reports.pass(kReportLease - kInterval);
+  reports.go_on(kTimeout - 3 * kReportInterval, {{2}, {2}, kComputes});
+  reports.pass(kReportLease - kReportInterval);
   reports.report({{2}, kSilent, kSilent});
   EXPECT_EQ(reports.stragglers(), Workers{});
 }
@@ -204,17 +204,17 @@ TEST(StepRate, IsThatOfTheLatestReports) {
   for (int i = 0; i < 20; ++i) {
     reports.steps += 10;
     reports.report({kComputes});
-    reports.pass(kInterval);
+    reports.pass(kReportInterval);
   }
   EXPECT_DOUBLE_EQ(reports.rate(0), 5);
   for (int i = 0; i < 8; ++i) {
     reports.report({kComputes});
-    reports.pass(kInterval);
+    reports.pass(kReportInterval);
   }
   EXPECT_EQ(reports.rate(0), 0) << "it stands still";
   reports.steps = 3;  // a checkpoint was loaded
   reports.report({kComputes});
-  reports.pass(kInterval);
+  reports.pass(kReportInterval);
   reports.steps = 5;
   reports.report({kComputes});
   EXPECT_DOUBLE_EQ(reports.rate(0), 1);
@@ -224,7 +224,7 @@ TEST(StepRate, LeavesOutTheStepsBeforeAWorkerJoined) {
   Reports reports(1);
   reports.report({kComputes});  // it has not copied the state of the job
   for (reports.steps = 1000; reports.steps < 1020; reports.steps += 10) {
-    reports.pass(kInterval);
+    reports.pass(kReportInterval);
     reports.report({kComputes});
   }
   EXPECT_DOUBLE_EQ(reports.rate(0), 5);

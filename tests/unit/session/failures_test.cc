@@ -161,8 +161,8 @@ const std::vector<Case>& cases() {
 const std::map<int32_t, std::string> kElsewhere = {
     {DSGD_ERR_FORKED, "capi_fork_test"},
     {DSGD_ERR_IO, "comes from calls without a session: capi_bad_input_test"},
-    {DSGD_ERR_UNAUTHORIZED, "comes from joining: member_test"},
-    {DSGD_ERR_UNREACHABLE, "comes from joining: member_test"},
+    {DSGD_ERR_UNAUTHORIZED, "comes from joining: membership_test"},
+    {DSGD_ERR_UNREACHABLE, "comes from joining: membership_test"},
     {DSGD_ERR_ADDRESS_IN_USE, "comes from joining: session_network_test"},
     {DSGD_ERR_WORKER_LOST, "process_fault_test kills workers"},
     {DSGD_ERR_NO_MEMORY, "process_memory_test"},
