@@ -97,8 +97,7 @@ class Job {
   void start_head();
   void announce();
   void start_worker(int number, const std::string& id);
-  bool start_later_worker(int number, const std::string& id, const char* then);
-  bool replace(int number);
+  std::string replace(int number);
   void replace_missing();
   bool end_if_over();
   void follow_head();
@@ -201,36 +200,28 @@ void Job::start_worker(int number, const std::string& id) {
   started_.insert(id);
 }
 
-// Starts a worker of the running job. If that fails, prints why and `then`, and returns false; the others go
-// on.
-bool Job::start_later_worker(int number, const std::string& id, const char* then) {
-  try {
-    start_worker(number, id);
-    return true;
-  } catch (const Failure& failure) {
-    print_message("dsgd run: cannot start worker %d: %s; %s\n", number, failure.what(), then);
-    return false;
-  }
-}
-
-// Returns whether it has started another worker instead of one that failed. If that worker cannot be started,
-// this counts as a restart, too, and replace_missing() tries again.
-bool Job::replace(int number) {
-  if (end_if_over() || *restarts_ == 0) return false;
+// Starts another worker instead of one that failed, and returns what it has done; "" if no restart is left.
+// If that worker cannot be started, this counts as a restart, too, and replace_missing() tries again.
+std::string Job::replace(int number) {
+  if (end_if_over() || *restarts_ == 0) return "";
   --*restarts_;
   // No id is used twice.
   const std::string id = "worker-" + std::to_string(number) + "-" + std::to_string(*restarts_);
-  if (start_later_worker(number, id, *restarts_ ? "trying again in a second" : "no restart is left")) {
-    ++replaced_;
-    return true;
+  try {
+    start_worker(number, id);
+  } catch (const Failure& failure) {
+    missing_.push_back(number);
+    return std::string("cannot start it again: ") + failure.what() +
+           (*restarts_ ? "; trying again in a second" : "; no restart is left");
   }
-  missing_.push_back(number);
-  return false;
+  ++replaced_;
+  return "it is started again";
 }
 
 void Job::replace_missing() {
   for (const int number : std::exchange(missing_, {})) {
-    if (replace(number)) print_message("dsgd run: worker %d is started again\n", number);
+    const std::string done = replace(number);
+    if (!done.empty()) print_message("dsgd run: worker %d is missing; %s\n", number, done.c_str());
   }
 }
 
@@ -291,9 +282,13 @@ void Job::scale(const JobState& job) {
     if (running != most_workers_)
       print_message("dsgd run: scaling from %u to %u workers\n", running + others, most_workers_ + others);
     missing_.clear();  // they are not among `running`
-    for (uint32_t count = running; count < most_workers_; ++count, ++next_)
-      if (!start_later_worker(next_, "worker-" + std::to_string(next_), "run `dsgd scale` again later"))
-        break;
+    try {
+      for (uint32_t count = running; count < most_workers_; ++count, ++next_)
+        start_worker(next_, "worker-" + std::to_string(next_));
+    } catch (const Failure& failure) {
+      print_message("dsgd run: cannot start worker %d: %s; run `dsgd scale` again later\n", next_,
+                    failure.what());
+    }
   }
   if (running <= most_workers_) {
     most_workers_ = kMaxWorkers;

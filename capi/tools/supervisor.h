@@ -52,8 +52,8 @@ class Supervisor {
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
   // workers are left in the others. 0: none may fail. Then `replace` is called with its rank; it returns
-  // whether it has started another worker instead. It may call fail().
-  void tolerate_failures(uint32_t min_workers, std::function<bool(int first_rank)> replace) {
+  // what it has done, for a message, or "". It may call fail().
+  void tolerate_failures(uint32_t min_workers, std::function<std::string(int first_rank)> replace) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
   }
@@ -121,7 +121,7 @@ class Supervisor {
   int status_ = 0;                          // exit status of the failure that ends the children
   int tolerated_ = 0;                       // exit status of the last failure that did not end them
   uint32_t min_workers_ = 0;
-  std::function<bool(int)> replace_;
+  std::function<std::string(int)> replace_;
   std::function<void()> task_;
   std::chrono::milliseconds interval_{};
   std::chrono::steady_clock::time_point task_at_;

@@ -66,12 +66,10 @@ void Supervisor::on_exit(ChildProcess& child) {
                                            child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
-    const bool replaced = replace_ && replace_(child.first_rank);
-    const char* const others = ending_    ? ""
-                               : replaced ? "; it is started again"
-                                          : "; the head decides whether the others go on";
+    std::string then = replace_ ? replace_(child.first_rank) : "";
+    if (then.empty()) then = "the head decides whether the others go on";
     print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
-                  others);
+                  ending_ ? "" : ("; " + then).c_str());
     return;
   }
   report_first_failure(child, child.command[0] + how, status);

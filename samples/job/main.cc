@@ -175,7 +175,8 @@ int run(const std::vector<std::string>& words, std::vector<Worker>& workers, std
     while (!line.empty() && line.back() == '\r') line.pop_back();
     if (take_line(line, workers, curves, display, chaos)) return;  // shown by the display
     if (line.rfind(ours, 0) != 0) return messages.add(line);
-    for (const char* tolerated : {"; it is started again", "whether the others go on"})
+    for (const char* tolerated :
+         {"; it is started again", "; cannot start it again", "whether the others go on"})
       if (line.find(tolerated) != std::string::npos) return display.message(line);
     *failure = line.substr(ours.size());
     messages.report(*failure);

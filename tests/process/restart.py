@@ -186,10 +186,10 @@ def lose_program(dsgd, worker, environment):
                 models.append(rest)
             elif not rest.startswith("step "):
                 lines.append(line)
-            if "dsgd run: cannot start worker 1: cannot run" in line and os.path.exists(absent):
+            if "was killed by signal 9; cannot start it again: cannot run '" in line:
                 os.rename(absent, program)
         status = job.wait(timeout=100)
-    if status == 0 and "dsgd run: worker 1 is started again\n" in lines and len(models) == 2 and len(set(models)) == 1:
+    if status == 0 and "dsgd run: worker 1 is missing; it is started again\n" in lines and len(models) == 2 and len(set(models)) == 1:
         return 0
     print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
           *lines[-40:], sep="\n  ")
