@@ -130,29 +130,6 @@ class Session {
   Result<Collective> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
                                     size_t receive_nbytes, const size_t* element_counts, DType dtype,
                                     Reduction reduction, const CallOptions& options = {});
-  // The same, begun at once.
-  Result<std::shared_ptr<Operation>> allreduce(const void* send, void* receive, size_t nbytes, DType dtype,
-                                               Reduction reduction, Mode mode,
-                                               const CallOptions& options = {}) {
-    return begin(allreduce(send, receive, nbytes, dtype, reduction, options), mode);
-  }
-  Result<std::shared_ptr<Operation>> broadcast(void* data, size_t nbytes, DType dtype, int32_t root,
-                                               Mode mode, const CallOptions& options = {}) {
-    return begin(broadcast(data, nbytes, dtype, root, options), mode);
-  }
-  Result<std::shared_ptr<Operation>> allgather(const void* send, size_t send_nbytes, void* receive,
-                                               size_t receive_nbytes, const size_t* element_counts,
-                                               DType dtype, Mode mode, const CallOptions& options = {}) {
-    return begin(allgather(send, send_nbytes, receive, receive_nbytes, element_counts, dtype, options), mode);
-  }
-  Result<std::shared_ptr<Operation>> reduce_scatter(const void* send, size_t send_nbytes, void* receive,
-                                                    size_t receive_nbytes, const size_t* element_counts,
-                                                    DType dtype, Reduction reduction, Mode mode,
-                                                    const CallOptions& options = {}) {
-    return begin(
-        reduce_scatter(send, send_nbytes, receive, receive_nbytes, element_counts, dtype, reduction, options),
-        mode);
-  }
   Result<std::shared_ptr<Operation>> barrier(Mode mode, const CallOptions& options = {});
 
   // Waits for the end of an operation. timeout < 0: until it ends (its own deadline sees to that).
@@ -175,10 +152,6 @@ class Session {
   Result<uint64_t> digest();
 
  private:
-  static Result<std::shared_ptr<Operation>> begin(const Result<Collective>& collective, Mode mode) {
-    return collective.ok() ? collective.value()(mode) : collective.status();
-  }
-
   Session();
   struct Impl;
   std::unique_ptr<Impl> impl_;

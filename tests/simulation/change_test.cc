@@ -15,6 +15,7 @@
 
 #include "cluster.h"
 #include "small_model.h"
+#include "tests/unit/begin.h"
 #include "tests/unit/checkpoint/memory_files.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
@@ -323,8 +324,9 @@ TEST(Change, AViewFailsTheCallsOfOtherChannelsOnceOnEachWorker) {
                       int32_t value = 1;
                       if (!job.note(worker, "start", [&] { return session.start(); })) return;
                       const auto sum = [&] {
-                        return session.allreduce(&value, &value, sizeof value, DType::kInt32, Reduction::kSum,
-                                                 Session::Mode::kQueue, {.channel = 1});
+                        return begin(session.allreduce(&value, &value, sizeof value, DType::kInt32,
+                                                       Reduction::kSum, {.channel = 1}),
+                                     Session::Mode::kQueue);
                       };
                       std::shared_ptr<Operation> open;
                       if (worker == 2) {

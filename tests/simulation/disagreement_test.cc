@@ -13,6 +13,7 @@
 
 #include "cluster.h"
 #include "registered.h"
+#include "tests/unit/begin.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
@@ -46,9 +47,9 @@ Call all_reduce(size_t count, DType dtype = DType::kFloat32, Reduction reduction
   return {std::string("all-reduce (") + dtype_name(dtype) + ", " + reduction_name(reduction) + ", " +
               elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return wait_for(session,
-                            session.allreduce(memory.data(), memory.data(), count * dtype_size(dtype), dtype,
-                                              reduction, Mode::kWait));
+            return wait_for(session, begin(session.allreduce(memory.data(), memory.data(),
+                                                             count * dtype_size(dtype), dtype, reduction),
+                                           Mode::kWait));
           }};
 }
 
@@ -56,8 +57,9 @@ Call broadcast(size_t count, int32_t root, DType dtype = DType::kUint8) {
   return {std::string("broadcast (") + dtype_name(dtype) + ", root " + std::to_string(root) + ", " +
               elements(count),
           [=](Session& session, std::vector<double>& memory) {
-            return wait_for(session, session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root,
-                                                       Mode::kWait));
+            return wait_for(
+                session,
+                begin(session.broadcast(memory.data(), count * dtype_size(dtype), dtype, root), Mode::kWait));
           }};
 }
 
@@ -73,9 +75,10 @@ Call all_gather(const std::vector<size_t>& counts, DType dtype = DType::kInt64) 
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
                          element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return wait_for(
-                session, session.allgather(memory.data() + memory.size() / 2, mine * element, memory.data(),
-                                           total * element, counts.data(), dtype, Mode::kWait));
+            return wait_for(session,
+                            begin(session.allgather(memory.data() + memory.size() / 2, mine * element,
+                                                    memory.data(), total * element, counts.data(), dtype),
+                                  Mode::kWait));
           }};
 }
 
@@ -87,9 +90,11 @@ Call reduce_scatter(const std::vector<size_t>& counts, DType dtype = DType::kInt
             const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}),
                          element = dtype_size(dtype);
             const size_t mine = counts[static_cast<size_t>(session.rank())];
-            return wait_for(session, session.reduce_scatter(memory.data(), total * element,
-                                                            memory.data() + memory.size() / 2, mine * element,
-                                                            counts.data(), dtype, reduction, Mode::kWait));
+            return wait_for(session,
+                            begin(session.reduce_scatter(memory.data(), total * element,
+                                                         memory.data() + memory.size() / 2, mine * element,
+                                                         counts.data(), dtype, reduction),
+                                  Mode::kWait));
           }};
 }
 

@@ -10,6 +10,7 @@
 #include "core/session/session.h"
 #include "programs.h"
 #include "registered.h"
+#include "tests/unit/begin.h"
 #include "tests/unit/wait_for.h"
 #include "transport/sim/world.h"
 
@@ -266,8 +267,9 @@ class Program {
     std::vector<int32_t> sum(count);
     for (size_t i = 0; i < count; ++i) sum[i] = worker_ * 1000 + static_cast<int32_t>(i) + k;
     const bool summed = note("all-reduce", [&] {
-      return wait_for(session, session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32,
-                                                 Reduction::kSum, Session::Mode::kQueue));
+      return wait_for(
+          session, begin(session.allreduce(sum.data(), sum.data(), count * 4, DType::kInt32, Reduction::kSum),
+                         Session::Mode::kQueue));
     });
     if (!summed) return false;
     for (size_t i = 0; i < count; ++i) {
@@ -277,8 +279,8 @@ class Program {
     const int32_t root = k % n;
     std::vector<uint8_t> blob(count, static_cast<uint8_t>(worker_ + 1));
     const bool given = note("broadcast", [&] {
-      return wait_for(session,
-                      session.broadcast(blob.data(), count, DType::kUint8, root, Session::Mode::kWait));
+      return wait_for(
+          session, begin(session.broadcast(blob.data(), count, DType::kUint8, root), Session::Mode::kWait));
     });
     if (!given) return false;
     if (blob != std::vector<uint8_t>(count, static_cast<uint8_t>(root + 1))) wrong("broadcast", k);
@@ -290,8 +292,9 @@ class Program {
     }
     std::vector<int64_t> mine(counts[static_cast<size_t>(worker_)], worker_), all(want.size(), -1);
     const bool gathered = note("all-gather", [&] {
-      return wait_for(session, session.allgather(mine.data(), mine.size() * 8, all.data(), all.size() * 8,
-                                                 counts.data(), DType::kInt64, Session::Mode::kQueue));
+      return wait_for(session, begin(session.allgather(mine.data(), mine.size() * 8, all.data(),
+                                                       all.size() * 8, counts.data(), DType::kInt64),
+                                     Session::Mode::kQueue));
     });
     if (!gathered) return false;
     if (all != want) wrong("all-gather", k);
@@ -301,9 +304,10 @@ class Program {
     for (int w = 0; w < worker_; ++w) begin += counts[static_cast<size_t>(w)];
     for (size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int64_t>(begin + i) * (n * (n + 1) / 2);
     const bool scattered = note("reduce-scatter", [&] {
-      return wait_for(session, session.reduce_scatter(parts.data(), parts.size() * 8, part.data(),
-                                                      part.size() * 8, counts.data(), DType::kInt64,
-                                                      Reduction::kSum, Session::Mode::kWait));
+      return wait_for(session, dsgd::begin(session.reduce_scatter(parts.data(), parts.size() * 8, part.data(),
+                                                                  part.size() * 8, counts.data(),
+                                                                  DType::kInt64, Reduction::kSum),
+                                           Session::Mode::kWait));
     });
     if (scattered && part != sums) wrong("reduce-scatter", k);
     return scattered;

@@ -14,6 +14,7 @@
 
 #include "cluster.h"
 #include "small_model.h"
+#include "tests/unit/begin.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 
@@ -38,24 +39,27 @@ const std::vector<Call>& calls() {
       {"barrier", false, [](Session& s, auto&) { return wait_for(s, s.barrier(Mode::kWait)); }},
       {"small all-reduce", false,
        [](Session& s, auto& memory) {
-         return wait_for(
-             s, s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum, Mode::kWait));
+         return wait_for(s,
+                         begin(s.allreduce(memory.data(), memory.data(), 4, DType::kFloat32, Reduction::kSum),
+                               Mode::kWait));
        }},
       {"large all-reduce", false,
        [](Session& s, auto& memory) {
-         return wait_for(s, s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32,
-                                        Reduction::kSum, Mode::kWait));
+         return wait_for(
+             s, begin(s.allreduce(memory.data(), memory.data(), 4 * kLarge, DType::kFloat32, Reduction::kSum),
+                      Mode::kWait));
        }},
       {"broadcast", false,
        [](Session& s, auto& memory) {
-         return wait_for(s, s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1, Mode::kWait));
+         return wait_for(s, begin(s.broadcast(memory.data(), 4 * kLarge, DType::kFloat32, 1), Mode::kWait));
        }},
       {"all-gather", false,
        [](Session& s, auto& memory) {
          const size_t counts[kWorkers] = {0, kLarge, 0};
          const size_t mine = counts[s.rank()] * 4;
-         return wait_for(s, s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts,
-                                        DType::kFloat32, Mode::kWait));
+         return wait_for(s, begin(s.allgather(memory.data() + kLarge, mine, memory.data(), 4 * kLarge, counts,
+                                              DType::kFloat32),
+                                  Mode::kWait));
        }},
       {"strategy", true, [](Session& s, auto&) { return s.set_strategy("ps", ""); }},
   };
@@ -165,17 +169,20 @@ TEST(Leave, ByALossFailsTheNextCollectiveForItsViewWhateverItsArguments) {
   using Make = std::function<Status(Session&, std::vector<float>&, size_t parts)>;
   const std::vector<Make> calls = {
       [](Session& s, auto& memory, size_t parts) {
-        return wait_for(s, s.allgather(memory.data(), 4 * kPart, memory.data() + kPart, 4 * kPart * parts,
-                                       nullptr, DType::kFloat32, Mode::kWait));
+        return wait_for(s, begin(s.allgather(memory.data(), 4 * kPart, memory.data() + kPart,
+                                             4 * kPart * parts, nullptr, DType::kFloat32),
+                                 Mode::kWait));
       },
       [](Session& s, auto& memory, size_t parts) {
         return wait_for(
-            s, s.reduce_scatter(memory.data(), 4 * kPart * parts, memory.data() + kPart * parts, 4 * kPart,
-                                nullptr, DType::kFloat32, Reduction::kSum, Mode::kWait));
+            s, begin(s.reduce_scatter(memory.data(), 4 * kPart * parts, memory.data() + kPart * parts,
+                                      4 * kPart, nullptr, DType::kFloat32, Reduction::kSum),
+                     Mode::kWait));
       },
       [](Session& s, auto& memory, size_t parts) {
-        return wait_for(s, s.broadcast(memory.data(), 4 * kPart, DType::kFloat32,
-                                       static_cast<int32_t>(parts) - 1, Mode::kWait));
+        return wait_for(
+            s, begin(s.broadcast(memory.data(), 4 * kPart, DType::kFloat32, static_cast<int32_t>(parts) - 1),
+                     Mode::kWait));
       }};
   for (const Make& make : calls) {
     Cluster cluster(

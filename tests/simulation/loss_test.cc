@@ -21,6 +21,7 @@
 
 #include "cluster.h"
 #include "registered.h"
+#include "tests/unit/begin.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
 #include "transport/sim/random.h"
@@ -170,9 +171,9 @@ struct WorkerRecord {
 bool sum_metric(Cluster& cluster, Session& session, int worker, int step) {
   return cluster.note(worker, "metric " + std::to_string(step), [&] {
     int32_t sum = 1;
-    const Status status =
-        wait_for(session, session.allreduce(&sum, &sum, sizeof sum, DType::kInt32, Reduction::kSum,
-                                            Session::Mode::kQueue, {.channel = 1}));
+    const Status status = wait_for(session, begin(session.allreduce(&sum, &sum, sizeof sum, DType::kInt32,
+                                                                    Reduction::kSum, {.channel = 1}),
+                                                  Session::Mode::kQueue));
     return status.code() == Code::kViewChanged ? Status() : status;
   });
 }

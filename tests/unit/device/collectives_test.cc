@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/unit/begin.h"
 #include "tests/unit/device/gpu_session.h"
 #include "tests/unit/device/trainer.h"
 #include "tests/unit/sanitizer.h"
@@ -129,7 +130,7 @@ class Rank {
       Buffer receive = buffer(in_place ? places.send : places.receive, junk);
       Buffer& to = in_place ? send : receive;
       auto operation =
-          session_->allreduce(send.data(), to.data(), mine.size(), dtype, reduction, Mode::kWait);
+          begin(session_->allreduce(send.data(), to.data(), mine.size(), dtype, reduction), Mode::kWait);
       add(operation, to.read());
       if (!in_place) {
         EXPECT_EQ(send.read(), mine);
@@ -137,7 +138,7 @@ class Rank {
     }
     {
       Buffer data = buffer(places.send, mine);
-      auto operation = session_->broadcast(data.data(), mine.size(), dtype, size_ - 1, Mode::kWait);
+      auto operation = begin(session_->broadcast(data.data(), mine.size(), dtype, size_ - 1), Mode::kWait);
       add(operation, data.read());
     }
     // Parts of unlike sizes: rank r has r + 1 of the shares, rank 0 none of them if there are others.
@@ -157,8 +158,9 @@ class Rank {
       Buffer receive = buffer(places.receive, whole);
       Buffer send = buffer(places.send, given);
       const void* from = in_place ? receive.data() + before * element : send.data();
-      auto operation = session_->allgather(from, given.size(), receive.data(), whole.size(), parts.data(),
-                                           dtype, Mode::kWait);
+      auto operation =
+          begin(session_->allgather(from, given.size(), receive.data(), whole.size(), parts.data(), dtype),
+                Mode::kWait);
       add(operation, receive.read());
     }
     {
@@ -166,8 +168,9 @@ class Rank {
       Buffer send = buffer(places.send, given);
       Buffer receive = buffer(places.receive, Bytes(own * element, std::byte{0x5a}));
       void* to = in_place ? send.data() + before * element : receive.data();
-      auto operation = session_->reduce_scatter(send.data(), given.size(), to, own * element, parts.data(),
-                                                dtype, reduction, Mode::kWait);
+      auto operation = begin(session_->reduce_scatter(send.data(), given.size(), to, own * element,
+                                                      parts.data(), dtype, reduction),
+                             Mode::kWait);
       Bytes result = in_place ? send.read() : receive.read();
       if (in_place) {
         result = Bytes(result.begin() + static_cast<std::ptrdiff_t>(before * element),
@@ -250,8 +253,9 @@ struct Reduced {
   std::vector<float> all(float value) const { return std::vector<float>(count, value); }
   Result<std::shared_ptr<Operation>> begin(Session& session, const CallOptions& options = {},
                                            Mode mode = Mode::kQueue) const {
-    return session.allreduce(memory.get(), memory.get(), nbytes(), DType::kFloat32, Reduction::kSum, mode,
-                             options);
+    return dsgd::begin(
+        session.allreduce(memory.get(), memory.get(), nbytes(), DType::kFloat32, Reduction::kSum, options),
+        mode);
   }
   const size_t count;
   const std::shared_ptr<device::Device> device;
@@ -286,8 +290,9 @@ TEST_F(GpuCollectives, ReadWhatTheStreamWritesLater) {
         stream.fill(written->memory.get(), written->count, static_cast<float>(3 + rank));
       auto sum = reduced.begin(*session, {.stream = stream});
       const size_t half = part.nbytes();
-      auto gathered = session->allgather(part.memory.get(), half, out.memory.get(), 2 * half, nullptr,
-                                         DType::kFloat32, Mode::kQueue, {.channel = 1, .stream = stream});
+      auto gathered = begin(session->allgather(part.memory.get(), half, out.memory.get(), 2 * half, nullptr,
+                                               DType::kFloat32, {.channel = 1, .stream = stream}),
+                            Mode::kQueue);
       settle(*session);
       EXPECT_FALSE(sum.value()->done() || gathered.value()->done());
       const Status waiting = session->wait(*sum.value(), 1ms);
@@ -315,8 +320,9 @@ TEST_F(GpuCollectives, WriteAfterWhatTheStreamHolds) {
     HeldStream stream;
     stream.hold();
     const float* seen = stream.read(to.memory.get(), to.count);
-    auto operation = session->allreduce(from.data(), to.memory.get(), to.nbytes(), DType::kFloat32,
-                                        Reduction::kSum, Mode::kQueue, {.stream = stream});
+    auto operation = begin(session->allreduce(from.data(), to.memory.get(), to.nbytes(), DType::kFloat32,
+                                              Reduction::kSum, {.stream = stream}),
+                           Mode::kQueue);
     settle(*session);
     EXPECT_FALSE(operation.value()->done());
     stream.let_go();
@@ -366,9 +372,9 @@ void wait_for_a_stream(uint32_t channel) {
         operations.push_back(first.begin(*session, {.channel = channel, .stream = stream}).value());
       }
       for (size_t i = operations.size(); i < host.size(); ++i) {
-        operations.push_back(session
-                                 ->allreduce(host[i].data(), host[i].data(), first.nbytes(), DType::kFloat32,
-                                             Reduction::kSum, Mode::kQueue, {.channel = channel})
+        operations.push_back(begin(session->allreduce(host[i].data(), host[i].data(), first.nbytes(),
+                                                      DType::kFloat32, Reduction::kSum, {.channel = channel}),
+                                   Mode::kQueue)
                                  .value());
       }
       ok(session->barrier(Mode::kWait, {.channel = 2}).value()->status());  // another channel goes on
@@ -424,8 +430,9 @@ TEST_F(GpuCollectives, TimeOutOnAllWorkersWhileAStreamIsHeld) {
 #endif
       const Status status =
           rank == 0 ? wait_for(*session, reduced.begin(*session, {.timeout = 200ms, .stream = stream}))
-                    : wait_for(*session, session->allreduce(host.data(), host.data(), reduced.nbytes(),
-                                                            DType::kFloat32, Reduction::kSum, Mode::kWait));
+                    : wait_for(*session, begin(session->allreduce(host.data(), host.data(), reduced.nbytes(),
+                                                                  DType::kFloat32, Reduction::kSum),
+                                               Mode::kWait));
       EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
       EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
       EXPECT_EQ(status.rank(), 0);
@@ -455,8 +462,9 @@ TEST_F(GpuCollectives, WriteNothingAfterATimeout) {
   {
     HeldStream stream;
     stream.hold();
-    auto operation = session->allreduce(from.data(), to.memory.get(), to.nbytes(), DType::kFloat32,
-                                        Reduction::kSum, Mode::kQueue, {.timeout = 100ms, .stream = stream});
+    auto operation = begin(session->allreduce(from.data(), to.memory.get(), to.nbytes(), DType::kFloat32,
+                                              Reduction::kSum, {.timeout = 100ms, .stream = stream}),
+                           Mode::kQueue);
     const Status status = wait_for(*session, operation);
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_THAT(status.message(),
@@ -514,8 +522,9 @@ TEST_F(GpuCollectives, RefuseBuffersThatTheyCannotUse) {
   const HostStream stream, of_other(device::gpus() - 1);
   std::vector<float> host(1000);
   const auto refused = [&](const void* send, void* receive, void* in, const std::string& says) {
-    auto operation = session->allreduce(send, receive, 4000, DType::kFloat32, Reduction::kSum, Mode::kQueue,
-                                        {.stream = in});
+    auto operation =
+        begin(session->allreduce(send, receive, 4000, DType::kFloat32, Reduction::kSum, {.stream = in}),
+              Mode::kQueue);
     EXPECT_EQ(operation.status().code(), Code::kInvalidArgument) << operation.status().message();
     EXPECT_THAT(operation.status().message(), HasSubstr(says));
   };
@@ -607,8 +616,9 @@ TEST_F(GpuCollectives, AFailureOfTheDeviceIsToldToAllWorkersAndTheSessionGoesOn)
       std::vector<float> host(1000, 1);
       void* const data = rank == 0 ? reduced.memory.get() : host.data();
       const auto sum = [&] {
-        return wait_for(*session,
-                        session->allreduce(data, data, 4000, DType::kFloat32, Reduction::kSum, Mode::kWait));
+        return wait_for(
+            *session,
+            begin(session->allreduce(data, data, 4000, DType::kFloat32, Reduction::kSum), Mode::kWait));
       };
       ok(wait_for(*session, session->barrier(Mode::kWait)));
       if (rank == 0) fake_cuda::fail(function, cudaErrorInvalidValue);
