@@ -179,10 +179,8 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
   }
   transport::WatchReply change = workers.members_in_view();
   if (view_changes && state_is_gone(change.members)) return end_without_state(why);
-  const bool head_stays = !workers.host() || change.head_rank >= 0;
-  const bool too_few =
-      change.members.size() < options.min_workers && options.rejoin_timeout == transport::Duration{};
-  if (view_changes && (change.members.empty() || too_few || !head_stays)) return fail_job(why);
+  const std::string reason = view_changes ? reason_to_end(change) : "";
+  if (!reason.empty()) return fail_job(options.views_change() ? with_reason(why, reason) : why);
   for (const size_t index : indices) {
     workers[index].eviction = evicted(workers[index].info, why);
     announcements.end_watch(index, workers[index].eviction);
@@ -195,6 +193,19 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
   }
   change.cause = why;
   enter_view(std::move(change));
+}
+
+// Returns why a loss ends the job. `change`: the members that are left. Empty: the job goes on.
+std::string Job::reason_to_end(const transport::WatchReply& change) const {
+  const size_t left = change.members.size();
+  if (left == 0) return "no worker is left";
+  if (workers.host() && change.head_rank < 0)
+    return "rank " + std::to_string(workers.host()->rank) +
+           " hosted the head, and the job cannot go on without it";
+  if (left >= options.min_workers || options.rejoin_timeout > transport::Duration{}) return {};
+  return counted(left, "worker") + (left == 1 ? " is" : " are") +
+         " left, fewer than min_workers = " + std::to_string(options.min_workers) +
+         "; lower `min_workers`, or set `rejoin_timeout` to wait for others";
 }
 
 void Job::worker_failed(const Worker& worker, const Status& why) {
@@ -248,11 +259,9 @@ void Job::give_up_waiting(const Status& why) {
   // Until a worker comes back to this head, head_timeout limits the wait (FailureDetector).
   if (detector->no_worker_back() && is_running() && options.rejoin_timeout > transport::Duration{})
     return wait_for_others(why);
-  fail_job(Status(why.code(), why.message() +
-                                  "; fewer than min_workers = " + std::to_string(options.min_workers) +
-                                  " were left, and within " + describe_duration(options.rejoin_timeout) +
-                                  " (rejoin_timeout) not enough others have joined")
-               .with_rank(why.rank(), why.host()));
+  fail_job(with_reason(why, "fewer than min_workers = " + std::to_string(options.min_workers) +
+                                " were left, and within " + describe_duration(options.rejoin_timeout) +
+                                " (rejoin_timeout) not enough others have joined"));
 }
 
 // ---- the end

@@ -105,6 +105,7 @@ class Job : public std::enable_shared_from_this<Job> {
     kReported,  // on_end() was called
   };
 
+  std::string reason_to_end(const transport::WatchReply& change) const;
   bool state_is_gone(const std::vector<transport::MemberInfo>& members) const;
   void end_without_state(const Status& why);
   void close_after_lease(const std::vector<size_t>& indices);

@@ -57,6 +57,13 @@ Status evicted(const transport::MemberInfo& member, const Status& why) {
       .with_rank(member.rank, member.host);
 }
 
+Status with_reason(const Status& why, const std::string& reason) {
+  return Status(why.code(), why.message() + "; " + reason)
+      .with_rank(why.rank(), why.host())
+      .with_operation(why.operation())
+      .with_parameter(why.parameter());
+}
+
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix) {
   const Code code = cause.code() == Code::kClosed ? Code::kWorkerLost : cause.code();
   const bool named = cause.rank() >= 0;

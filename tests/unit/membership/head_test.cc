@@ -408,7 +408,8 @@ TEST_F(HeadTest, AllThatAreSilentAreNamed) {
   renew(0);
   loop_.advance(6s);
   EXPECT_THAT(news(0).message(),
-              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'")));
+              AllOf(HasSubstr("rank 1 (worker 'w1'"), HasSubstr("silent too: rank 2 (worker 'w2'"),
+                    Not(HasSubstr("min_workers"))));
 }
 
 TEST_F(HeadTest, AHeadThatReceivesNothingFromSeveralWorkersIsCutOffItself) {
@@ -1118,6 +1119,13 @@ class LearnerTest : public StatusTest {
     least_ = 2, most_ = 4;
     begin();
   }
+  // Another job, which waits for others when fewer than its three workers are left.
+  void restart(transport::Duration rejoin_timeout, int32_t head_rank = -1) {
+    head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, 3, 3, rejoin_timeout}, nullptr);
+    remotes_.clear();
+    least_ = most_ = 3, rejoin_ = rejoin_timeout;
+    begin(head_rank);
+  }
   // Its answer names the present workers and, last, itself.
   Remote& learn(const std::string& id) {
     Remote& remote = come(id);
@@ -1278,10 +1286,7 @@ TEST_F(LearnerTest, NoneEntersAJobThatIsEnding) {
 }
 
 TEST_F(LearnerTest, AViewWithTooFewWorkersIsPausedUntilOthersHaveJoined) {
-  head_ = std::make_unique<Head>(loop_, HeadOptions{3, kLease, {}, 3, 3, 4 * kLease}, nullptr);
-  remotes_.clear();
-  least_ = most_ = 3, rejoin_ = 4 * kLease;
-  begin();
+  restart(4 * kLease);
   close(1);
   ASSERT_TRUE(at(0).watch.ok());
   EXPECT_TRUE(change(0).paused);
@@ -1293,6 +1298,31 @@ TEST_F(LearnerTest, AViewWithTooFewWorkersIsPausedUntilOthersHaveJoined) {
   ASSERT_TRUE(at(0).watch.ok());
   EXPECT_FALSE(change(0).paused);
   EXPECT_EQ(change(0).members.size(), 3u);
+}
+
+// Of two to four workers.
+TEST_F(LearnerTest, TheErrorNamesMinWorkersWhenTooFewAreLeft) {
+  close(2);
+  EXPECT_EQ(change(0).members.size(), 2u);
+  EXPECT_THAT(change(0).cause.message(), Not(HasSubstr("left"))) << "the job goes on";
+  watch(0, change(0).sequence);
+  report(1, Status(Code::kLimit, "too long").with_rank(1, "nodew1").with_operation("step 7"));
+  EXPECT_EQ(news(0).code(), Code::kLimit);
+  EXPECT_EQ(news(0).rank(), 1);
+  EXPECT_EQ(news(0).host(), "nodew1");
+  EXPECT_EQ(news(0).operation(), "step 7");
+  EXPECT_EQ(news(0).message(),
+            "too long; 1 worker is left, fewer than min_workers = 2; lower `min_workers`, or set "
+            "`rejoin_timeout` to wait for others");
+}
+
+TEST_F(LearnerTest, TheErrorSaysThatTheHostOfTheHeadIsLost) {
+  restart(4 * kLease, 1);
+  close(1);
+  EXPECT_EQ(news(0).rank(), 1);
+  EXPECT_THAT(news(0).message(), AllOf(HasSubstr("rank 1 (worker 'w1' on host nodew1, pid 149) was lost: "),
+                                       HasSubstr("; rank 1 hosted the head, and the job cannot go on "
+                                                 "without it")));
 }
 
 TEST_F(LearnerTest, TheConnectionsOfAnEvictedWorkerAreClosedALeaseLater) {
