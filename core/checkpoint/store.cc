@@ -55,7 +55,8 @@ Result<Store::Contents> Store::contents() {
     const std::string_view suffix = std::string_view(name).substr(dot);
     uint64_t step = 0;
     if (!read_step(name.substr(0, dot), &step)) continue;
-    if (suffix.starts_with(kDraft) || suffix == kRemoved) {
+    const bool removed = suffix.starts_with(kRemoved) && suffix.ends_with(kRemoved);
+    if (suffix.starts_with(kDraft) || removed) {
       contents.leftovers.push_back(folder_ + '/' + name);
     } else if (suffix.empty()) {
       auto inside = files_.list(path(step));
@@ -73,8 +74,11 @@ Result<Store::Contents> Store::contents() {
 Status Store::remove(const std::string& path) {
   std::string removed = path;
   if (!path.ends_with(kRemoved)) {
-    removed += kRemoved;
-    const Status renamed = files_.rename(path, removed);
+    Status renamed;
+    do {  // an earlier removal may have left a folder with files that are not dsgd's
+      removed += kRemoved;
+      renamed = files_.rename(path, removed);
+    } while (renamed.code() == Code::kExists);
     if (renamed.code() == Code::kNotFound) return {};  // another worker has published or removed it
     if (!renamed.ok()) return renamed;
   }
@@ -153,8 +157,12 @@ Status Store::retain(uint64_t keep, uint64_t step) {
   if (!found.ok()) return found.status();
   std::vector<uint64_t>& steps = found->steps;
   std::erase_if(steps, [step](uint64_t other) { return other > step; });
-  for (size_t i = 0; i + keep < steps.size(); ++i) DSGD_RETURN_IF_ERROR(remove(path(steps[i])));
-  return {};
+  Status first_error;
+  for (size_t i = 0; i + keep < steps.size(); ++i) {
+    const Status removed = remove(path(steps[i]));
+    if (first_error.ok()) first_error = removed;
+  }
+  return first_error;
 }
 
 Result<Store::Found> Store::find() {

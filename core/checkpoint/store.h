@@ -36,7 +36,8 @@ class Store {
   // By one worker, when all files are written: from then on the checkpoint exists. kExists if another one of
   // the step exists, or if the draft was removed.
   Status publish(const Draft& draft, const Manifest& manifest);
-  // Removes all but the newest `keep` checkpoints up to `step`; 0 keeps all.
+  // Removes all but the newest `keep` checkpoints up to `step`; 0 keeps all. If one cannot be removed, it
+  // goes on with the others and returns the first error.
   Status retain(uint64_t keep, uint64_t step);
 
   // A checkpoint to load.

@@ -114,24 +114,32 @@ class TwoSaves {
   std::array<bool, 2> ended_{};
 };
 
-TEST(Store, TwoSavesThatRunInTurnLeaveAWholeCheckpoint) {
-  int changes = 0;  // of a save
+// Steps 1 and 2 were saved, and step 2 is kept. `occupied`: an earlier removal of a step 2 has left a file of
+// others.
+std::shared_ptr<MemoryDisk> disk_with_step_2(bool occupied) {
+  const auto disk = std::make_shared<MemoryDisk>();
+  MemoryFiles files(disk);
+  for (const uint64_t step : {1, 2}) EXPECT_TRUE(save(files, step, 1).ok());
+  if (!occupied) return disk;
+  disk->folders.insert("dir/step-0000000002.removed");
+  disk->files["dir/step-0000000002.removed/notes.txt"] = "mine";
+  return disk;
+}
+
+void expect_a_whole_checkpoint_after_two_saves(bool occupied) {
+  MemoryFiles alone(disk_with_step_2(occupied));
+  ASSERT_TRUE(save(alone, 3, 1).ok());
+  const int changes = alone.changes();
+  std::set<std::string> left = {".", "dir", "dir/step-0000000005"};
+  if (occupied) left.insert("dir/step-0000000002.removed");
   std::map<Code, int> seconds;
   for (const uint64_t step : {3, 4}) {  // of the second save
-    for (int first = 1; first <= std::max(1, changes); ++first) {
-      for (int second = 1; second <= std::max(1, changes); ++second) {
+    for (int first = 1; first <= changes; ++first) {
+      for (int second = 1; second <= changes; ++second) {
         SCOPED_TRACE("step " + std::to_string(step) + ", pauses " + std::to_string(first) + " and " +
                      std::to_string(second));
-        const auto disk = std::make_shared<MemoryDisk>();
+        const auto disk = disk_with_step_2(occupied);
         MemoryFiles files(disk);
-        for (const uint64_t earlier : {1, 2}) ASSERT_TRUE(save(files, earlier, 1).ok());
-        if (changes == 0) {
-          MemoryFiles copy(std::make_shared<MemoryDisk>());
-          for (const uint64_t alone : {1, 2}) ASSERT_TRUE(save(copy, alone, 1).ok());
-          const int before = copy.changes();
-          ASSERT_TRUE(save(copy, 3, 1).ok());
-          changes = copy.changes() - before;
-        }
         const auto results = TwoSaves(disk, {first, second}).run({3, step});
         ++seconds[results[1].code()];
         for (const Status& result : results) {
@@ -149,12 +157,16 @@ TEST(Store, TwoSavesThatRunInTurnLeaveAWholeCheckpoint) {
         checksum.add(std::as_bytes(std::span(content)));
         EXPECT_EQ(checksum.value(), file.checksum) << content;
         ASSERT_TRUE(save(files, 5, 1).ok());
-        EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000005"}));
+        EXPECT_EQ(disk->folders, left);
       }
     }
   }
   EXPECT_GT(seconds[Code::kOk], 50);
   EXPECT_GT(seconds[Code::kExists], 5);
+}
+
+TEST(Store, TwoSavesThatRunInTurnLeaveAWholeCheckpoint) {
+  for (const bool occupied : {false, true}) expect_a_whole_checkpoint_after_two_saves(occupied);
 }
 
 TEST(Store, LeavesFilesOfOthersAlone) {
@@ -166,6 +178,55 @@ TEST(Store, LeavesFilesOfOthersAlone) {
   EXPECT_EQ(disk->files.count("dir/step-0000000001.removed/notes.txt"), 1u);
   EXPECT_EQ(disk->files.count("dir/step-x"), 1u);
   EXPECT_EQ(checkpoints(*disk).size(), 1u);
+}
+
+// Training begins anew in a folder from which the user has removed the checkpoints, but not what dsgd has
+// left of one of them.
+TEST(Store, RemovesAStepAgainAlthoughItsFirstRemovalHasLeftFilesOfOthers) {
+  const auto disk = std::make_shared<MemoryDisk>();
+  MemoryFiles files(disk);
+  std::set<std::string> left = {".", "dir", "dir/step-0000000003"};
+  std::string removed = "dir/step-0000000001";
+  for (const char* notes : {"first run", "second run", "third run"}) {
+    ASSERT_TRUE(save(files, 1, 1).ok());
+    disk->files["dir/step-0000000001/notes.txt"] = notes;
+    for (const uint64_t step : {2, 3}) {
+      const Status saved = save(files, step, 1);
+      ASSERT_TRUE(saved.ok()) << saved.message();
+    }
+    EXPECT_EQ(checkpoints(*disk), std::vector<std::string>{"dir/step-0000000003"});
+    left.insert(removed += ".removed");
+    EXPECT_EQ(disk->folders, left);
+    EXPECT_EQ(disk->files[removed + "/notes.txt"], notes);
+    std::erase_if(disk->files,
+                  [](const auto& file) { return file.first.starts_with("dir/step-0000000003/"); });
+    disk->folders.erase("dir/step-0000000003");
+  }
+}
+
+TEST(Store, RemovesTheOtherCheckpointsIfOneCannotBeRemoved) {
+  for (int change = 1; change <= 4; ++change) {  // rename, two files and the folder
+    const auto disk = std::make_shared<MemoryDisk>();
+    MemoryFiles before(disk), files(disk);
+    for (uint64_t step = 1; step <= 4; ++step) ASSERT_TRUE(save(before, step, 0).ok());
+    files.fail_at(change, false);
+    EXPECT_EQ(Store(files, "dir").retain(1, 4).code(), Code::kIo);
+    disk->folders.erase("dir/step-0000000001");
+    disk->folders.erase("dir/step-0000000001.removed");
+    EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000004"}));
+  }
+}
+
+TEST(Store, LeavesFoldersThatOnlyLookLikeRemovalsAlone) {
+  const auto disk = std::make_shared<MemoryDisk>();
+  MemoryFiles files(disk);
+  for (const char* name : {"dir/step-0000000001.removed-by-me", "dir/step-0000000001.mine.removed"}) {
+    disk->folders.insert(name);
+    disk->files[std::string(name) + "/manifest.json"] = "mine";
+  }
+  const auto before = disk->files;
+  ASSERT_TRUE(save(files, 2, 1).ok());
+  for (const auto& [path, bytes] : before) EXPECT_EQ(disk->files.count(path), 1u) << path;
 }
 
 TEST(Store, RefusesAStepThatIsNotLater) {
