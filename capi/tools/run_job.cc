@@ -26,6 +26,11 @@ void apply_to_config(const std::vector<Setting>& settings, const OwnedConfig& co
   }
 }
 
+std::chrono::nanoseconds duration_of(const char* key, const OwnedConfig& config) {
+  return std::chrono::nanoseconds(
+      dsgd::config::parse_duration(dsgd_config_value(config.get(), key)).value_or(0));
+}
+
 // Each `dsgd run` that a launcher starts has a head, and thus a job, of its own.
 void warn_if_started_several_times(const std::vector<Setting>& settings) {
   OwnedConfig config(dsgd_config_new());
@@ -124,6 +129,7 @@ class Job {
   std::vector<int> missing_;                   // workers whose replacements could not be started
   std::string stopped_;                        // id of the worker that was stopped last
   uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
+  std::chrono::duration<double> lease_{};
   LocalHead head_;
   const OwnedConfig head_config_;  // to ask the head for its status
 };
@@ -244,6 +250,7 @@ bool Job::end_if_over() {
 
 void Job::follow_head() {
   apply_to_config(settings_, head_config_);
+  lease_ = duration_of("lease", head_config_);
   if (token_is_given_) {
     print_message("dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n", head_.address());
   }
@@ -259,10 +266,12 @@ void Job::follow_head() {
   });
 }
 
-// Returns whether all workers have made a step in the present view, and the worker that was stopped last is
-// not in it. By then the copies of the state that this worker held have been made again (`ps` with `copies`).
+// Returns whether the job can lose a worker. The worker that was stopped last is no longer in the view, and
+// all workers have made a step in this view and since the last `dsgd scale`: by then the copies of the state
+// that the stopped worker held have been made again (`ps` with `copies`). No worker is silent, since it may
+// be the next loss.
 bool Job::has_settled(const JobState& job) {
-  if (!job.steps || job.present.contains(stopped_)) return false;
+  if (!job.steps || job.present.contains(stopped_) || job.silence > lease_.count() / 2) return false;
   const auto [fewest, most] = *job.steps;
   if (std::exchange(view_, job.view) != job.view) steps_in_view_ = most;
   return fewest > steps_in_view_;
@@ -272,9 +281,9 @@ bool Job::has_settled(const JobState& job) {
 // other, so that no state is lost. Losses between two calls are left to --restarts. If a worker cannot be
 // started, starts no more until the next call. Keeps one worker at least: the head ends with the last one.
 void Job::scale(const JobState& job) {
-  const bool settled = has_settled(job);
   const uint32_t running = supervisor_->running_workers();
   if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
+    view_ = 0;  // earlier steps do not show that all workers make steps now
     const auto others =
         static_cast<uint32_t>(std::count_if(job.present.begin(), job.present.end(),
                                             [&](const std::string& id) { return !started_.contains(id); }));
@@ -292,7 +301,7 @@ void Job::scale(const JobState& job) {
   }
   if (running <= most_workers_) {
     most_workers_ = kMaxWorkers;
-  } else if (settled) {
+  } else if (has_settled(job)) {
     stopped_ = supervisor_->stop_worker();
   }
 }
@@ -320,8 +329,7 @@ uint32_t least_workers(const std::vector<Setting>& settings) {
     return static_cast<uint32_t>(std::atoi(dsgd_config_value(config.get(), key)));
   };
   const uint32_t all = number("num_workers"), least = number("min_workers");
-  const std::chrono::nanoseconds wait(
-      dsgd::config::parse_duration(dsgd_config_value(config.get(), "rejoin_timeout")).value_or(0));
+  const std::chrono::nanoseconds wait = duration_of("rejoin_timeout", config);
   if (!dsgd::views_change(all, least, number("max_workers"), wait)) return 0;
   return wait.count() > 0 ? 1 : dsgd::or_all(least, all);
 }

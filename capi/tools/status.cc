@@ -223,6 +223,9 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
     state.failed = job["state"] == "failed";
     if (!job["view"].is_null()) state.view = job["view"];
     state.steps = steps_in_view(job);
+    for (const json& worker : job["workers"]) {
+      if (worker["state"] == "running") state.silence = std::max<double>(state.silence, worker["silence"]);
+    }
     return state;
   } catch (const Failure&) {
     return std::nullopt;

@@ -97,6 +97,7 @@ struct JobState {
   // The steps that the workers of the view have made, the fewest and the most. nullopt: some have not
   // reported since they are in this view.
   std::optional<std::pair<uint64_t, uint64_t>> steps;
+  double silence = 0;  // seconds since the last heartbeat of a worker of the view; the longest of all
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 

@@ -10,9 +10,12 @@ with it the two others; all three have the same values.
 
 In a second job a worker of four is stopped for longer than its lease, and two live workers are wanted, then four.
 
-In a third job the program file is absent when a worker is to be added. The job goes on, and dsgd scale is called again.
+In a third job a worker of four is silent, and three are wanted at once. dsgd run stops no other worker, since the job could lose
+the state of both.
 
-In a fourth job one of three workers is of another dsgd run. For four workers one is added, and for two workers two are stopped.
+In a fourth job the program file is absent when a worker is to be added. The job goes on, and dsgd scale is called again.
+
+In a fifth job one of three workers is of another dsgd run. For four workers one is added, and for two workers two are stopped.
 """
 import json
 import os
@@ -127,6 +130,27 @@ class JobWithStoppedWorker(Job):
             self.problems.append("the worker that was stopped has not ended before the others")
 
 
+class JobWithSilentWorker(Job):
+    PLAN = [4, 3]
+    LOSS = 1
+    LOST = "worker-2", signal.SIGSTOP
+    LEFT = {"[0", "[1", "[3"}
+    STOPPED = 0
+    SETTINGS = ["min_workers=2", "max_workers=4", "lease=3s", "strategy=ps", "copies=2"]
+    STEPS = 300  # that take longer than dsgd run needs to see that all workers make steps
+
+    def kill(self, worker_id, number):
+        if number == signal.SIGSTOP:
+            while any((worker["steps"] or 0) < self.STEPS for worker in json.loads(self.ask("status", "--json")[1])["workers"]):
+                pass
+        super().kill(worker_id, number)
+        if number == signal.SIGSTOP:
+            self.scale(3)
+
+    def end(self):
+        pass
+
+
 class JobWithoutProgram(Job):
     PLAN = [2, 3]
     LOSS = len(PLAN) + 1  # none
@@ -176,6 +200,9 @@ class JobWithForeignWorker(Job):
             self.problems.append(f"the other dsgd run ended with status {self.other.returncode}")
 
 
+JOBS = Job, JobWithStoppedWorker, JobWithSilentWorker, JobWithoutProgram, JobWithForeignWorker
+
+
 def run(job):
     try:
         while not job.head and job.process.poll() is None:
@@ -193,7 +220,7 @@ def main():
     if len(sys.argv) != 3:
         print(__doc__)
         return 2
-    return any(run(kind(*sys.argv[1:])) for kind in (Job, JobWithStoppedWorker, JobWithoutProgram, JobWithForeignWorker))
+    return any(run(kind(*sys.argv[1:])) for kind in JOBS)
 
 
 if __name__ == "__main__":
