@@ -12,10 +12,14 @@
 namespace dsgd_tool {
 namespace {
 
-// For a POSIX shell.
+// For a POSIX shell, fish and csh. Between quotes, fish reads '\' as an escape, and csh reads '!' as a
+// reference to an earlier command. A newline has no notation that csh and the others share.
 std::string quoted(const std::string& word) {
   std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  for (const char c : word) {
+    const bool special = c == '\'' || c == '\\' || c == '!';
+    text += special ? std::string("'\\") + c + "'" : std::string(1, c);
+  }
   return text + "'";
 }
 
