@@ -179,7 +179,8 @@ int run_scale(const ScaleOptions& options) {
   dsgd_error* error = nullptr;
   check(dsgd_job_scale(config.get(), options.workers, options.timeout * 1000, &error), error);
   std::printf(
-      "the head now asks for %d worker%s; the `dsgd run` that has started it starts or stops workers\n",
+      "the head now asks for %d worker%s; a `dsgd run` that has started the head on its own node starts or "
+      "stops workers; otherwise do so yourself\n",
       options.workers, options.workers == 1 ? "" : "s");
   return 0;
 }
