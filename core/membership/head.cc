@@ -115,6 +115,9 @@ struct Head::Impl {
   // ---- messages of workers and others, by kind
 
   void on(ServerChannel& channel, const transport::GatheringRequest&, const Responder& respond) {
+    if (!job->is_gathering() && job->durability.is_storing())
+      return respond(
+          transport::Message(transport::GatheringReply{"the head stores its record (`head_state`)"}));
     job->gathering->on_request(channel, respond);
   }
 

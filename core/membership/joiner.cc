@@ -170,6 +170,11 @@ void Joiner::attempt_failed(const Status& why) {
 void Joiner::out_of_time() {
   const std::string within = " within " + options_.limit;
   const std::string remedy = "; start the missing workers, or raise `init_timeout`";
+  if (!progress_.empty() && channel_ && missing_ < 0) {
+    return end(Status(Code::kTimeout, "the head at " + options_.head + " did not let this worker in" +
+                                          within + ": " + progress_ +
+                                          "; look at its disk or etcd, or raise `init_timeout`"));
+  }
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +
                                           within + ": " + progress_ + remedy)

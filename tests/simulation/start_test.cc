@@ -1,5 +1,6 @@
 // A worker that stops while the others are in dsgd_start: they end, name it and close in time, whatever they
 // were doing.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -116,6 +117,32 @@ TEST(AllStopped, WhileTheyConnectLosesNoWorker) {
       for (int rank = 0; rank < cluster.all(); ++rank)
         EXPECT_FALSE(cluster.first_failure(rank)) << cluster.history(rank);
       if (HasFailure()) return;
+    }
+  }
+}
+
+// The head answers a join when it has stored its record.
+TEST(StartWhileTheDiskOfTheHeadStalls, FailsWithThatReason) {
+  for (const bool late : {false, true}) {
+    SCOPED_TRACE(late ? "a worker joins the running job" : "the job begins");
+    Cluster cluster({.joiners = late,
+                     .separate_head = true,
+                     .durable_head = true,
+                     .settings = {{"init_timeout", "5s"}, {"min_workers", "1"}, {"max_workers", "3"}}},
+                    [](Cluster& cluster, Session& session, int rank) {
+                      if (Cluster::train(cluster, session, rank, 5)) cluster.pass_time(rank, 8s);
+                    });
+    if (late) {
+      ASSERT_TRUE(cluster.run_until_noted(1, "step 4", 10s));
+    }
+    cluster.disk_back_at = cluster.world.now() + 20s;
+    if (late) cluster.start_worker(2);
+    ASSERT_TRUE(cluster.run_until_ended(60s));
+    for (const int rank : late ? std::vector{2} : std::vector{0, 1}) {
+      const NotedCall* const failure = cluster.first_failure(rank);
+      ASSERT_TRUE(failure) << cluster.history(rank);
+      EXPECT_EQ(failure->status.code(), Code::kTimeout) << failure->status.message();
+      EXPECT_THAT(failure->status.message(), testing::HasSubstr("the head stores its record")) << rank;
     }
   }
 }
