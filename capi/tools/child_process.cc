@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "capi/tools/remote.h"
+
 namespace dsgd_tool {
 namespace {
 
@@ -32,21 +34,15 @@ struct Pipe {
   void close_write() {
     if (write >= 0) close(std::exchange(write, -1));
   }
-  int take_read() {  // non-blocking
-    fcntl(read, F_SETFL, fcntl(read, F_GETFL) | O_NONBLOCK);
-    return std::exchange(read, -1);
-  }
-  int take_write() { return std::exchange(write, -1); }
-};
+  int take_read() { return take_nonblocking(&read); }
+  int take_write() { return take_nonblocking(&write); }
 
-// On an error the rest is not written: the child has ended.
-void write_all(int fd, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno != EINTR) return;
-    if (n > 0) done += static_cast<size_t>(n);
+ private:
+  static int take_nonblocking(int* fd) {
+    fcntl(*fd, F_SETFL, fcntl(*fd, F_GETFL) | O_NONBLOCK);
+    return std::exchange(*fd, -1);
   }
-}
+};
 
 std::vector<std::string> environment_with(const std::vector<Setting>& settings) {
   auto variables = own_environment();
@@ -131,8 +127,27 @@ ChildProcess::~ChildProcess() {
   if (pidfd >= 0) close(pidfd);
 }
 
+void ChildProcess::write_input() {
+  while (!unwritten.empty()) {
+    const ssize_t n = write(input_fd, unwritten.data(), unwritten.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    unwritten.erase(0,
+                    n < 0 ? unwritten.size() : static_cast<size_t>(n));  // after an error the child has ended
+  }
+}
+
 void ChildProcess::close_input() {
   if (input_fd >= 0) close(std::exchange(input_fd, -1));
+  unwritten.clear();
+}
+
+bool ChildProcess::interrupt() {
+  if (input_fd < 0) return false;
+  if (unwritten.empty()) unwritten = kInterrupt;  // otherwise it has not started any worker yet
+  write_input();
+  close_input();
+  return true;
 }
 
 bool ChildProcess::has_exited() const {
@@ -163,7 +178,8 @@ std::unique_ptr<ChildProcess> start_child(const Child& child, GroupGuard* guard,
   if (child.input) {
     launch.input.close_read();  // so that a child that has gone is noticed
     running->input_fd = launch.input.take_write();
-    write_all(running->input_fd, *child.input);
+    running->unwritten = *child.input;
+    running->write_input();
   }
   return running;
 }

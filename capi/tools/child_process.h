@@ -26,11 +26,11 @@ struct Child {
   std::vector<Setting> settings;  // added to the environment as DSGD_* variables
   // Prefix of each output line; nullopt: the child writes to our output itself.
   std::optional<std::string> prefix;
-  // Written to its standard input. That stays open until the child has to end. Closing it takes the place of
-  // SIGTERM.
+  // Written to its standard input. That stays open until the child has to end. Then interrupt() takes the
+  // place of SIGTERM.
   std::optional<std::string> input = std::nullopt;
   std::function<bool(const std::string&)> on_line = nullptr;  // of its output; true: it has taken the line
-  // A helper (the head): it is stopped after the others, and its exit status is ignored.
+  // A helper (the head): it is stopped after the others, and its failure does not end them.
   bool service = false;
   // Ranks first_rank to first_rank + workers - 1 run in this child; -1: none.
   int first_rank = -1, workers = 0;
@@ -43,7 +43,10 @@ struct ChildProcess : Child {
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
+  void write_input();  // what the child takes at once
   void close_input();
+  // Ends the input of a child that has one; see remote.h. Returns false if it has none, or none any more.
+  bool interrupt();
   bool runs_rank(int rank) const {
     return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;
   }
@@ -60,6 +63,7 @@ struct ChildProcess : Child {
   std::chrono::steady_clock::time_point signal_at = std::chrono::steady_clock::time_point::max();
   pid_t pid;  // also its process group; 0 once it has been reaped
   int pidfd = -1, input_fd = -1;
+  std::string unwritten;  // rest of `input`
   std::unique_ptr<LineOutput> output, errors;
 };
 

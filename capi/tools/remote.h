@@ -1,5 +1,6 @@
 // A `dsgd` on another host that this one supervises through its standard input. Standard input carries the
-// environment variables, so they appear in no process list. Closing it ends the remote workers.
+// environment variables, so they appear in no process list. Then kInterrupt and the end of the input
+// interrupt the remote workers. If the input ends without kInterrupt, the connection is lost.
 #pragma once
 
 #include <map>
@@ -16,6 +17,7 @@ inline constexpr const char* kGreeting = "dsgd run: started";
 inline constexpr std::string_view kHeadAddress = "dsgd head: address ";
 // The beginning of a line with a worker's report that it waits for the job to begin, or has joined it.
 inline constexpr std::string_view kReport = "dsgd run: report ";
+inline constexpr char kInterrupt = 'i';
 // The text that take_environment() reads.
 std::string environment_block(const std::map<std::string, std::string>& variables);
 // Sets the variables that standard input gives. Throws a Failure if it ends too early.

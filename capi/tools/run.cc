@@ -175,7 +175,9 @@ void check_settings(const std::vector<Setting>& settings) {
 }
 
 std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name) {
-  return options.no_prefix ? std::optional<std::string>() : "[" + name + "] ";
+  if (!options.no_prefix) return "[" + name + "] ";
+  // The lines of a supervised `dsgd run` must not be mixed with unfinished lines of workers.
+  return options.supervised ? std::optional<std::string>("") : std::nullopt;
 }
 
 namespace {
@@ -215,7 +217,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(options.grace_seconds)));
   if (options.supervised) {
-    supervisor.end_when_closed(STDIN_FILENO);
+    supervisor.follow_supervisor(STDIN_FILENO);
     supervisor.reports().pass_on();
   }
   if (!options.init.empty()) {

@@ -106,6 +106,7 @@ class Job {
   void replace_missing();
   bool end_if_over();
   void follow_head();
+  void follow_other_head();
   bool has_settled(const JobState& job);
   void scale(const JobState& job);
   void count_restarts();
@@ -165,7 +166,7 @@ int Job::run() {
   const std::string chosen = options_.join ? random_token().substr(0, 8) + "-" : "";
   for (const auto& [number, group] : groups_)
     start_worker(number, "worker-" + chosen + std::to_string(number));
-  if (head_is_here_ && least_ > 0) follow_head();
+  if (least_ > 0) follow_head();
   const int status = supervisor_->wait();
   count_restarts();
   if (status == 0 && has_rank_0_) warn_if_unjoined();
@@ -250,6 +251,7 @@ bool Job::end_if_over() {
 
 void Job::follow_head() {
   apply_to_config(settings_, head_config_);
+  if (!head_is_here_) return follow_other_head();
   lease_ = duration_of("lease", head_config_);
   if (token_is_given_) {
     print_message("dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n", head_.address());
@@ -263,6 +265,16 @@ void Job::follow_head() {
     supervisor_->note_lost(job->lost);
     scale(*job);
     replace_missing();
+  });
+}
+
+// Waits for the head's answer, a second at most.
+void Job::follow_other_head() {
+  supervisor_->repeat(std::chrono::seconds(2), [this] {
+    const auto job = job_state(head_config_);
+    if (!job) return;
+    supervisor_->note_left(job->left);
+    supervisor_->note_lost(job->lost);
   });
 }
 

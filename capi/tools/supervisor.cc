@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "capi/tools/output_queue.h"
+#include "capi/tools/remote.h"
 
 namespace dsgd_tool {
 namespace {
@@ -180,22 +181,22 @@ void Supervisor::handle_events() {
                           {exits_, POLLIN, 0},
                           {ending_ ? -1 : supervisor_fd_, POLLIN, 0},
                           {reports_.fd(), POLLIN, 0}};
-  for (const auto& child : children_)
+  for (const auto& child : children_) {
     for (const auto* lines : {child->output.get(), child->errors.get()})
       fds.push_back({lines->wants_input() ? lines->fd() : -1, POLLIN, 0});
+    fds.push_back({child->unwritten.empty() ? -1 : child->input_fd, POLLOUT, 0});
+  }
   add_queues(&fds);
   // The head's thread can add log records during poll(), so poll() lasts a second at most.
   poll(fds.data(), fds.size(), milliseconds_until(std::min(next_event(), Clock::now() + kLongestPoll)));
   for (auto* queue : queues()) queue->write_some();
-  for (const auto& child : children_)
+  for (const auto& child : children_) {
     for (auto* lines : {child->output.get(), child->errors.get()}) lines->copy();
+    child->write_input();
+  }
   follow_joins();
   handle_signals();
-  char byte;
-  if (fds[2].revents && read(supervisor_fd_, &byte, 1) <= 0) {
-    if (status_ == 0) status_ = 128 + SIGHUP;
-    interrupt(SIGTERM);
-  }
+  if (fds[2].revents) follow_supervisor();
   reap();
   blame_unjoined();  // here, so that a worker that has failed is blamed first
   if (!ending_)
@@ -211,6 +212,15 @@ void Supervisor::handle_events() {
     kill_all();
     kill_at_ = Clock::time_point::max();
   }
+}
+
+// If the connection to the `dsgd run` that supervises this one is lost, the job may go on without the workers
+// here. SIGTERM would be wrong then: on it, many programs ask the workers of all hosts to stop.
+void Supervisor::follow_supervisor() {
+  char byte = 0;
+  const bool asked = read(supervisor_fd_, &byte, 1) == 1 && byte == kInterrupt;
+  if (status_ == 0) status_ = 128 + SIGHUP;
+  interrupt(asked || min_workers_ == 0 ? SIGTERM : SIGKILL);
 }
 
 void Supervisor::wait_until(const std::function<bool()>& enough) {
@@ -271,6 +281,7 @@ void Supervisor::reset() {
   awaited_ = nullptr;
   status_ = tolerated_ = 0;
   first_failure_.clear();
+  lost_service_.clear();
   ending_ = false;
   kill_at_ = Clock::time_point::max();
 }
@@ -314,11 +325,7 @@ void Supervisor::end_all(int signal) {
 
 void Supervisor::stop(ChildProcess& child, int signal) {
   if (!child.pid) return;
-  if (child.input_fd >= 0 && signal != SIGKILL) {
-    child.close_input();
-  } else {
-    kill(-child.pid, signal);
-  }
+  if (signal == SIGKILL || !child.interrupt()) kill(-child.pid, signal);
 }
 
 void Supervisor::kill_all() {

@@ -37,8 +37,8 @@ class Supervisor {
   void announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
-  // Ends all children when the other side closes `fd`.
-  void end_when_closed(int fd) { supervisor_fd_ = fd; }
+  // `fd` is the standard input of a supervised `dsgd run`; see remote.h.
+  void follow_supervisor(int fd) { supervisor_fd_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
   // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
@@ -90,6 +90,7 @@ class Supervisor {
   void handle_events();
   void handle_signals();
   void write_output();
+  void follow_supervisor();
   void signal_lost_worker(ChildProcess& child);
   void reap();
   void on_exit(ChildProcess& child);
@@ -125,7 +126,7 @@ class Supervisor {
   std::function<void()> task_;
   std::chrono::milliseconds interval_{};
   std::chrono::steady_clock::time_point task_at_;
-  std::string first_failure_;
+  std::string first_failure_, lost_service_;  // messages
   bool ending_ = false, interrupted_ = false, job_runs_ = false;
   ChildProcess* awaited_ = nullptr;  // the first failure names it; it has until await_until_ to end by itself
   std::chrono::steady_clock::time_point await_until_;

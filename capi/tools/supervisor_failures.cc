@@ -53,7 +53,7 @@ void Supervisor::on_exit(ChildProcess& child) {
   follow_joins();
   const bool awaited = awaited_ == &child;
   if (awaited) awaited_ = nullptr;
-  if (status == 0 || child.service || (ending_ && !awaited)) return;
+  if (status == 0 || (ending_ && !awaited)) return;
   if (child.dismissed) {
     print_message("dsgd run: [%s] was stopped; the others go on\n", child.name.c_str());
     return;
@@ -62,6 +62,13 @@ void Supervisor::on_exit(ChildProcess& child) {
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
                           : wait_status == 0 ? " has ended"
                                              : " failed with status " + std::to_string(status);
+  if (child.service) {
+    if (status == 1) return;  // the job has failed; the head has said why
+    lost_service_ =
+        "dsgd run: the " + child.kind + " " + child.name + " has ended: " + child.command[0] + how;
+    print_message("%s\n", lost_service_.c_str());
+    return;
+  }
   const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
                                            child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
@@ -89,7 +96,9 @@ void Supervisor::report_first_failure(const ChildProcess& child, const std::stri
   print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), how.c_str(), why.c_str(),
                 others ? "; ending the others" : "");
   if (ending_ || status_ == 0) status_ = status;
-  if (children_.size() > 1 || supervisor_fd_ >= 0) {
+  if (!lost_service_.empty()) {
+    first_failure_ = lost_service_;
+  } else if (children_.size() > 1 || supervisor_fd_ >= 0) {
     first_failure_ = failure.text() + (line ? " (" + child.kind + " " + child.name + ")" : "");
   }
   if (ending_) return;
