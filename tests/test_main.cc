@@ -1,5 +1,5 @@
-// main() of test programs made of several files. `session_test step_test` runs the tests of step_test.cc,
-// `session_test` all.
+// main() of programs made of several files: `session_tests step_test` runs the tests of step_test.cc,
+// `session_tests` all.
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -9,7 +9,11 @@
 
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
-  if (argc > 1) {
+  if (argc > 2) {
+    std::fprintf(stderr, "usage: %s [FILE]\n", argv[0]);
+    return 2;
+  }
+  if (argc == 2 && GTEST_FLAG_GET(filter) == "*") {  // else the user has chosen, or a death test has
     const std::string file = std::string("/").append(argv[1]).append(".cc");
     std::string tests;
     const testing::UnitTest& all = *testing::UnitTest::GetInstance();
