@@ -112,6 +112,8 @@ struct GatheringRequest {};  // of a worker that waits for the job to begin; ans
 struct GatheringReply {
   std::string progress;  // "2 of 4 workers have joined: ..."
   int32_t missing = -1;  // rank of the first that has not come; -1: not known
+  // No worker is awaited any more, but the head has yet to store its record. The other fields are not set.
+  bool storing = false;
 };
 struct Watch {  // parked by the head until it has news after `sequence`
   uint64_t sequence = 0;

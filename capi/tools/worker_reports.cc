@@ -75,6 +75,7 @@ void WorkerReports::note(const std::string& report) {
                  text + "\n",
              true);
   if (kind == "dialing") {
+    waiting_.erase(rank);
     dialing_.insert(rank);
     head_error_ = text;
   } else if (kind == "waiting") {

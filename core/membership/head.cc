@@ -116,8 +116,7 @@ struct Head::Impl {
 
   void on(ServerChannel& channel, const transport::GatheringRequest&, const Responder& respond) {
     if (!job->is_gathering() && job->durability.is_storing())
-      return respond(
-          transport::Message(transport::GatheringReply{"the head stores its record (`head_state`)"}));
+      return respond(transport::Message(transport::GatheringReply{{}, -1, true}));
     job->gathering->on_request(channel, respond);
   }
 

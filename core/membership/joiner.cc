@@ -24,6 +24,7 @@ constexpr Duration kLongestDelay = std::chrono::milliseconds(500);
 
 // Before the first warning that the job has not begun; the others come after twice as long each time.
 constexpr Duration kFirstWarning = std::chrono::seconds(3);
+constexpr const char* kStoring = "it has not stored its record yet";
 
 bool is_valid_reply(const JoinReply& reply, const transport::JoinRequest& request) {
   const auto size = static_cast<int64_t>(reply.members.size());
@@ -61,8 +62,9 @@ void Joiner::start() {
 
 void Joiner::warn_of_waiting() {
   const Duration waited = loop_.now() - started_;
-  const std::string what = progress_.empty() ? "the head at " + options_.head : "the other workers";
-  const std::string why = progress_.empty() ? last_error() : progress_;
+  const bool head = storing_ || progress_.empty();
+  const std::string what = head ? "the head at " + options_.head : "the other workers";
+  const std::string why = storing_ ? kStoring : head ? last_error() : progress_;
   log_.warning("waiting for " + what + " (" + describe_duration(waited) + ")" +
                (why.empty() ? "" : ": " + why));
   warning_timer_ =
@@ -100,6 +102,8 @@ void Joiner::ask_progress() {
                    const auto* reply =
                        answer.ok() ? std::get_if<transport::GatheringReply>(&answer.value()) : nullptr;
                    if (!reply) return;
+                   self.storing_ = reply->storing;
+                   if (reply->storing) return self.report(WorkerReport::Kind::kDialing, kStoring);
                    self.report(WorkerReport::Kind::kWaiting, reply->progress);
                    self.missing_ = reply->missing;
                    if (self.progress_ == reply->progress) return;
@@ -170,10 +174,10 @@ void Joiner::attempt_failed(const Status& why) {
 void Joiner::out_of_time() {
   const std::string within = " within " + options_.limit;
   const std::string remedy = "; start the missing workers, or raise `init_timeout`";
-  if (!progress_.empty() && channel_ && missing_ < 0) {
-    return end(Status(Code::kTimeout, "the head at " + options_.head + " did not let this worker in" +
-                                          within + ": " + progress_ +
-                                          "; look at its disk or etcd, or raise `init_timeout`"));
+  if (storing_ && channel_) {
+    return end(Status(Code::kTimeout,
+                      "the head at " + options_.head + " has not admitted this worker" + within + ": " +
+                          kStoring + "; check the disk or etcd of `head_state`, or raise `init_timeout`"));
   }
   if (!progress_.empty() && channel_) {
     return end(Status(Code::kTimeout, "the job at the head at " + options_.head + " was not complete" +

@@ -59,6 +59,7 @@ class Joiner : public Attempts<Joiner> {
   Status not_yet_;        // the running job has no place for this worker yet; OK: it has not said so
   std::string progress_;  // "2 of 4 workers have joined: ..."; empty: never was in the rendezvous
   int32_t missing_ = -1;  // rank of the first that has not come; -1: not known
+  bool storing_ = false;  // the head answers when it has stored its record
   std::string reported_;  // text of the last report()
   transport::TimerId deadline_timer_ = 0, retry_timer_ = 0, progress_timer_ = 0, warning_timer_ = 0;
 };

@@ -58,7 +58,7 @@ std::vector<Message> messages() {
                       std::chrono::seconds(60), 99},
           JoinReply{1, 1, 0, {member, member}, "job nonce", true, 3, false, true},
           GatheringRequest{},
-          GatheringReply{"1 of 2 workers have joined", 1},
+          GatheringReply{"1 of 2 workers have joined", 1, true},
           Watch{3},
           WatchReply{4, 1, problem(), 2, 7, {member, member}, 1, true},
           Renew{1, 1},

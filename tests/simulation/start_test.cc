@@ -142,7 +142,9 @@ TEST(StartWhileTheDiskOfTheHeadStalls, FailsWithThatReason) {
       const NotedCall* const failure = cluster.first_failure(rank);
       ASSERT_TRUE(failure) << cluster.history(rank);
       EXPECT_EQ(failure->status.code(), Code::kTimeout) << failure->status.message();
-      EXPECT_THAT(failure->status.message(), testing::HasSubstr("the head stores its record")) << rank;
+      EXPECT_THAT(
+          failure->status.message(),
+          testing::HasSubstr("it has not stored its record yet; check the disk or etcd of `head_state`"));
     }
   }
 }

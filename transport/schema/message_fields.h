@@ -100,6 +100,7 @@ void fields(auto& codec, Is<GatheringReply> auto& value, auto part) {
                   kMaxTextBytes);
   if constexpr (kReads<decltype(codec)>) value.progress = printable_text(std::move(value.progress));
   DSGD_FIELD(Missing, missing);
+  DSGD_FIELD(Storing, storing);
 }
 
 void fields(auto& codec, Is<Watch> auto& value, auto part) { DSGD_FIELD(Sequence, sequence); }

@@ -87,6 +87,7 @@ struct JoinReply {
 struct GatheringReply {
   progress @0 :Text;
   missing @1 :Int32 = -1;
+  storing @2 :Bool;
 }
 
 struct Watch {

@@ -197,7 +197,8 @@ TEST_F(MemberTest, AnIncompleteJobIsAnErrorThatSaysWhoHasCome) {
   EXPECT_EQ(first.joined->status().code(), Code::kTimeout);
   EXPECT_THAT(first.joined->status().message(),
               AllOf(HasSubstr("2 of 3 workers have joined"), HasSubstr("'w0'"), HasSubstr("'w1'"),
-                    HasSubstr("within init_timeout:"), HasSubstr("raise `init_timeout`")));
+                    HasSubstr("within init_timeout:"),
+                    HasSubstr("; start the missing workers, or raise `init_timeout`")));
   // Its place is free again, and the others can still come.
   start_worker(0);
   start_worker(2);

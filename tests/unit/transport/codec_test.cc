@@ -103,7 +103,7 @@ std::vector<Message> samples() {
                      true,
                      kBig - 18},
           GatheringRequest{},
-          GatheringReply{"2 of 4", 3},
+          GatheringReply{"2 of 4", 3, true},
           RenewReply{true}};
 }
 
@@ -134,7 +134,7 @@ bool same(const JoinReply& a, const JoinReply& b) {
 bool same(const Watch& a, const Watch& b) { return a.sequence == b.sequence; }
 bool same(const GatheringRequest&, const GatheringRequest&) { return true; }
 bool same(const GatheringReply& a, const GatheringReply& b) {
-  return a.progress == b.progress && a.missing == b.missing;
+  return a.progress == b.progress && a.missing == b.missing && a.storing == b.storing;
 }
 bool same(const RenewReply& a, const RenewReply& b) { return a.storing == b.storing; }
 bool same(const WatchReply& a, const WatchReply& b) {
