@@ -195,13 +195,12 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
   enter_view(std::move(change));
 }
 
-// Returns why a loss ends the job. `change`: the members that are left. Empty: the job goes on.
+// Returns why the job ends with the members of `change`; empty if it goes on.
 std::string Job::reason_to_end(const transport::WatchReply& change) const {
   const size_t left = change.members.size();
   if (left == 0) return "no worker is left";
   if (workers.host() && change.head_rank < 0)
-    return "rank " + std::to_string(workers.host()->rank) +
-           " hosted the head, and the job cannot go on without it";
+    return describe_member(*workers.host()) + " hosted the head, and the job cannot go on without a head";
   if (left >= options.min_workers || options.rejoin_timeout > transport::Duration{}) return {};
   return counted(left, "worker") + (left == 1 ? " is" : " are") +
          " left, fewer than min_workers = " + std::to_string(options.min_workers) +

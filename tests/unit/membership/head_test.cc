@@ -1300,7 +1300,7 @@ TEST_F(LearnerTest, AViewWithTooFewWorkersIsPausedUntilOthersHaveJoined) {
   EXPECT_EQ(change(0).members.size(), 3u);
 }
 
-// Of two to four workers.
+// The job may have two to four workers.
 TEST_F(LearnerTest, TheErrorNamesMinWorkersWhenTooFewAreLeft) {
   close(2);
   EXPECT_EQ(change(0).members.size(), 2u);
@@ -1321,8 +1321,8 @@ TEST_F(LearnerTest, TheErrorSaysThatTheHostOfTheHeadIsLost) {
   close(1);
   EXPECT_EQ(news(0).rank(), 1);
   EXPECT_THAT(news(0).message(), AllOf(HasSubstr("rank 1 (worker 'w1' on host nodew1, pid 149) was lost: "),
-                                       HasSubstr("; rank 1 hosted the head, and the job cannot go on "
-                                                 "without it")));
+                                       HasSubstr("; rank 1 (worker 'w1' on host nodew1, pid 149) hosted the "
+                                                 "head, and the job cannot go on without a head")));
 }
 
 TEST_F(LearnerTest, TheConnectionsOfAnEvictedWorkerAreClosedALeaseLater) {
