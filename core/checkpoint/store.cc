@@ -27,6 +27,13 @@ bool read_step(std::string_view name, uint64_t* step) {
   return padded(*step, kStepDigits) == digits;
 }
 
+// ".removed", or that several times.
+bool is_removal(std::string_view suffix) {
+  if (suffix.empty()) return false;
+  while (suffix.starts_with(kRemoved)) suffix.remove_prefix(kRemoved.size());
+  return suffix.empty();
+}
+
 std::span<const std::byte> bytes_of_text(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
@@ -55,8 +62,7 @@ Result<Store::Contents> Store::contents() {
     const std::string_view suffix = std::string_view(name).substr(dot);
     uint64_t step = 0;
     if (!read_step(name.substr(0, dot), &step)) continue;
-    const bool removed = suffix.starts_with(kRemoved) && suffix.ends_with(kRemoved);
-    if (suffix.starts_with(kDraft) || removed) {
+    if (suffix.starts_with(kDraft) || is_removal(suffix)) {
       contents.leftovers.push_back(folder_ + '/' + name);
     } else if (suffix.empty()) {
       auto inside = files_.list(path(step));
@@ -107,7 +113,11 @@ Status Store::prepare(const Draft& draft) {
                                      " is not later; load that checkpoint, or use another folder");
   // In descending order, an earlier removal of a folder comes before the folder.
   std::sort(found->leftovers.begin(), found->leftovers.end(), std::greater<>());
-  for (const std::string& leftover : found->leftovers) DSGD_RETURN_IF_ERROR(remove(leftover));
+  for (const std::string& leftover : found->leftovers) {
+    const Status removed = remove(leftover);
+    // The rest of a removed folder is in nobody's way. retain() has returned the error.
+    if (!removed.ok() && !leftover.ends_with(kRemoved)) return removed;
+  }
   DSGD_RETURN_IF_ERROR(files_.make_folder(path(draft)));
   return files_.sync_folder(folder_);
 }

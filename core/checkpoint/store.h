@@ -27,7 +27,8 @@ class Store {
   Store(transport::Files& files, std::string folder) : files_(files), folder_(std::move(folder)) {}
 
   std::string path(uint64_t step) const;  // "DIR/step-0000001200"
-  // Before a save, by one worker: removes what interrupted saves have left, and makes the draft's folder.
+  // Before a save, by one worker: removes what interrupted saves and removals have left, as far as that is
+  // possible, and makes the draft's folder.
   // kExists if there is a checkpoint of this or a later step.
   Status prepare(const Draft& draft);
   // Writes one file of a checkpoint; returns its size and checksum.

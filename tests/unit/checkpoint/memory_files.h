@@ -30,7 +30,7 @@ struct MemoryDisk {
   std::set<std::string> locked;
 };
 
-class MemoryFiles final : public dsgd::transport::Files {
+class MemoryFiles : public dsgd::transport::Files {
  public:
   explicit MemoryFiles(std::shared_ptr<MemoryDisk> disk) : disk_(std::move(disk)) {}
 

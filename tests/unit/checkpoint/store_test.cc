@@ -217,10 +217,31 @@ TEST(Store, RemovesTheOtherCheckpointsIfOneCannotBeRemoved) {
   }
 }
 
+TEST(Store, SavesAlthoughFilesOfAnOldCheckpointCannotBeRemoved) {
+  class FilesOfAnother final : public MemoryFiles {
+   public:
+    using MemoryFiles::MemoryFiles;
+    Status remove_file(const std::string& path) override {
+      if (path.find("step-0000000001") != std::string::npos) return Status(Code::kIo, "no permission");
+      return MemoryFiles::remove_file(path);
+    }
+  };
+  const auto disk = std::make_shared<MemoryDisk>();
+  FilesOfAnother files(disk);
+  ASSERT_TRUE(save(files, 1, 1).ok());
+  EXPECT_EQ(save(files, 2, 1).code(), Code::kIo) << "retain() fails";
+  for (const uint64_t step : {3, 4}) {
+    EXPECT_TRUE(save(files, step, 1).ok());
+    EXPECT_EQ(disk->folders, (std::set<std::string>{".", "dir", "dir/step-0000000001.removed",
+                                                    "dir/step-000000000" + std::to_string(step)}));
+  }
+}
+
 TEST(Store, LeavesFoldersThatOnlyLookLikeRemovalsAlone) {
   const auto disk = std::make_shared<MemoryDisk>();
   MemoryFiles files(disk);
-  for (const char* name : {"dir/step-0000000001.removed-by-me", "dir/step-0000000001.mine.removed"}) {
+  for (const char* name : {"dir/step-0000000001.removed-by-me", "dir/step-0000000001.mine.removed",
+                           "dir/step-0000000001.removed.mine.removed"}) {
     disk->folders.insert(name);
     disk->files[std::string(name) + "/manifest.json"] = "mine";
   }
