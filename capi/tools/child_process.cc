@@ -132,8 +132,8 @@ void ChildProcess::write_input() {
     const ssize_t n = write(input_fd, unwritten.data(), unwritten.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    unwritten.erase(0,
-                    n < 0 ? unwritten.size() : static_cast<size_t>(n));  // after an error the child has ended
+    if (n < 0) return unwritten.clear();  // the child has ended
+    unwritten.erase(0, static_cast<size_t>(n));
   }
 }
 
@@ -144,7 +144,7 @@ void ChildProcess::close_input() {
 
 bool ChildProcess::interrupt() {
   if (input_fd < 0) return false;
-  if (unwritten.empty()) unwritten = kInterrupt;  // otherwise it has not started any worker yet
+  if (unwritten.empty()) unwritten = kInterrupt;  // otherwise it lacks variables, and runs no worker
   write_input();
   close_input();
   return true;

@@ -43,9 +43,9 @@ struct ChildProcess : Child {
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
-  void write_input();  // what the child takes at once
+  void write_input();  // as much of `unwritten` as the pipe takes
   void close_input();
-  // Ends the input of a child that has one; see remote.h. Returns false if it has none, or none any more.
+  // Writes kInterrupt and closes the input. Returns false if the input is not open.
   bool interrupt();
   bool runs_rank(int rank) const {
     return first_rank >= 0 && first_rank <= rank && rank < first_rank + workers;

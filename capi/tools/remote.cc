@@ -12,8 +12,8 @@
 namespace dsgd_tool {
 namespace {
 
-// For a POSIX shell, fish and csh. Between quotes, fish reads '\' as an escape, and csh reads '!' as a
-// reference to an earlier command. A newline has no notation that csh and the others share.
+// Returns `word` quoted for a POSIX shell, fish and csh. Between quotes, fish reads '\' as an escape, and csh
+// reads '!' as a reference to an earlier command. A newline has no notation that csh and the others share.
 std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) {

@@ -1,6 +1,7 @@
 // A `dsgd` on another host that this one supervises through its standard input. Standard input carries the
-// environment variables, so they appear in no process list. Then kInterrupt and the end of the input
-// interrupt the remote workers. If the input ends without kInterrupt, the connection is lost.
+// environment variables, so they appear in no process list. After them, kInterrupt asks a `dsgd run` to
+// interrupt its workers. If the input ends without it, the connection is lost. A `dsgd head` ends with its
+// input.
 #pragma once
 
 #include <map>
@@ -17,6 +18,7 @@ inline constexpr const char* kGreeting = "dsgd run: started";
 inline constexpr std::string_view kHeadAddress = "dsgd head: address ";
 // The beginning of a line with a worker's report that it waits for the job to begin, or has joined it.
 inline constexpr std::string_view kReport = "dsgd run: report ";
+// Written before the input is closed on purpose.
 inline constexpr char kInterrupt = 'i';
 // The text that take_environment() reads.
 std::string environment_block(const std::map<std::string, std::string>& variables);

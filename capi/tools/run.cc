@@ -217,7 +217,7 @@ int run_workers(const RunOptions& options, const std::vector<std::string>& words
   Supervisor supervisor(std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(options.grace_seconds)));
   if (options.supervised) {
-    supervisor.follow_supervisor(STDIN_FILENO);
+    supervisor.set_supervisor_input(STDIN_FILENO);
     supervisor.reports().pass_on();
   }
   if (!options.init.empty()) {

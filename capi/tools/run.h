@@ -25,7 +25,8 @@ bool is_set(const char* variable);
 // Returns whether the settings or the environment set this key.
 bool is_given(const std::string& key, const std::vector<Setting>& settings);
 bool head_is_elsewhere(const RunOptions& options);
-// Returns the prefix of the output lines of the child `name`; nullopt with --no-prefix.
+// Returns the prefix of the output lines of the child `name`. With --no-prefix: nullopt, so that the child
+// writes to our output itself, or "" in a supervised `dsgd run`, which copies whole lines.
 std::optional<std::string> prefix_of(const RunOptions& options, const std::string& name);
 std::string random_token();
 // Prints that DSGD_HEAD_STATE is ignored, if it is set. For a job whose head ends with `dsgd run`.

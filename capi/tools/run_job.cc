@@ -130,7 +130,6 @@ class Job {
   std::vector<int> missing_;                   // workers whose replacements could not be started
   std::string stopped_;                        // id of the worker that was stopped last
   uint64_t view_ = 0, steps_in_view_ = 0;      // see has_settled()
-  std::chrono::duration<double> lease_{};
   LocalHead head_;
   const OwnedConfig head_config_;  // to ask the head for its status
 };
@@ -207,8 +206,9 @@ void Job::start_worker(int number, const std::string& id) {
   started_.insert(id);
 }
 
-// Starts another worker instead of one that failed, and returns what it has done; "" if no restart is left.
-// If that worker cannot be started, this counts as a restart, too, and replace_missing() tries again.
+// Starts another worker instead of one that failed, and returns what it has done; "" if no restart is left
+// or the job is over. If that worker cannot be started, this counts as a restart, too, and replace_missing()
+// tries again.
 std::string Job::replace(int number) {
   if (end_if_over() || *restarts_ == 0) return "";
   --*restarts_;
@@ -252,7 +252,6 @@ bool Job::end_if_over() {
 void Job::follow_head() {
   apply_to_config(settings_, head_config_);
   if (!head_is_here_) return follow_other_head();
-  lease_ = duration_of("lease", head_config_);
   if (token_is_given_) {
     print_message("dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n", head_.address());
   }
@@ -268,22 +267,21 @@ void Job::follow_head() {
   });
 }
 
-// Waits for the head's answer, a second at most.
+// Ends the workers that the head has evicted, also if the job has failed: a stopped worker does not end by
+// itself. The head may end a lease after the eviction. Its answer is awaited for a second at most.
 void Job::follow_other_head() {
-  supervisor_->repeat(std::chrono::seconds(2), [this] {
-    const auto job = job_state(head_config_);
-    if (!job) return;
-    supervisor_->note_left(job->left);
-    supervisor_->note_lost(job->lost);
+  const auto third =
+      std::chrono::duration_cast<std::chrono::milliseconds>(duration_of("lease", head_config_) / 3);
+  supervisor_->repeat(std::min<std::chrono::milliseconds>(third, std::chrono::seconds(2)), [this] {
+    if (const auto job = job_state(head_config_)) supervisor_->note_lost(job->lost);
   });
 }
 
 // Returns whether the job can lose a worker. The worker that was stopped last is no longer in the view, and
-// all workers have made a step in this view and since the last `dsgd scale`: by then the copies of the state
-// that the stopped worker held have been made again (`ps` with `copies`). No worker is silent, since it may
-// be the next loss.
+// all workers have made a step in this view and since the last `dsgd scale`. So none of them is stopped, and
+// the copies of the state that the last one held have been made again (`ps` with `copies`).
 bool Job::has_settled(const JobState& job) {
-  if (!job.steps || job.present.contains(stopped_) || job.silence > lease_.count() / 2) return false;
+  if (!job.steps || job.present.contains(stopped_)) return false;
   const auto [fewest, most] = *job.steps;
   if (std::exchange(view_, job.view) != job.view) steps_in_view_ = most;
   return fewest > steps_in_view_;

@@ -179,8 +179,9 @@ int run_scale(const ScaleOptions& options) {
   dsgd_error* error = nullptr;
   check(dsgd_job_scale(config.get(), options.workers, options.timeout * 1000, &error), error);
   std::printf(
-      "the head now asks for %d worker%s; a `dsgd run` that has started the head on its own node starts or "
-      "stops workers; otherwise do so yourself\n",
+      "the head now asks for %d worker%s; if a `dsgd run` without --head and --hosts has started this head, "
+      "it "
+      "starts or stops workers; otherwise start or stop them yourself\n",
       options.workers, options.workers == 1 ? "" : "s");
   return 0;
 }
@@ -216,17 +217,15 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
     }
     for (const json& worker : job["workers"]) {
       const std::string id = worker["worker_id"];
-      auto& ids = worker["state"] == "left"   ? state.left
-                  : worker["state"] == "lost" ? state.lost
-                                              : state.present;
-      ids.insert(id);
+      if (worker["state"] == "lost") {
+        state.lost[id] = worker["pid"];
+      } else {
+        (worker["state"] == "left" ? state.left : state.present).insert(id);
+      }
     }
     state.failed = job["state"] == "failed";
     if (!job["view"].is_null()) state.view = job["view"];
     state.steps = steps_in_view(job);
-    for (const json& worker : job["workers"]) {
-      if (worker["state"] == "running") state.silence = std::max<double>(state.silence, worker["silence"]);
-    }
     return state;
   } catch (const Failure&) {
     return std::nullopt;

@@ -124,10 +124,12 @@ void Supervisor::note_left(const std::set<std::string>& ids) {
   for (const auto& child : children_) child->left = ids.contains(child->worker_id);
 }
 
-void Supervisor::note_lost(const std::set<std::string>& ids) {
+void Supervisor::note_lost(const std::map<std::string, pid_t>& workers) {
   for (const auto& child : children_) {
-    if (ending_ || !ids.contains(child->worker_id) || child->lost || child->dismissed || child->has_exited())
-      continue;
+    const auto lost = workers.find(child->worker_id);
+    if (ending_ || lost == workers.end() || child->lost || child->dismissed || child->has_exited()) continue;
+    // At the address of a head elsewhere, the head of another job may serve, whose workers have the same ids.
+    if (!head_is_here() && getpgid(lost->second) != child->pid) continue;
     print_message("dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
                   child->command[0].c_str());
     child->lost = true;
@@ -196,7 +198,7 @@ void Supervisor::handle_events() {
   }
   follow_joins();
   handle_signals();
-  if (fds[2].revents) follow_supervisor();
+  if (fds[2].revents) on_supervisor_input();
   reap();
   blame_unjoined();  // here, so that a worker that has failed is blamed first
   if (!ending_)
@@ -216,7 +218,7 @@ void Supervisor::handle_events() {
 
 // If the connection to the `dsgd run` that supervises this one is lost, the job may go on without the workers
 // here. SIGTERM would be wrong then: on it, many programs ask the workers of all hosts to stop.
-void Supervisor::follow_supervisor() {
+void Supervisor::on_supervisor_input() {
   char byte = 0;
   const bool asked = read(supervisor_fd_, &byte, 1) == 1 && byte == kInterrupt;
   if (status_ == 0) status_ = 128 + SIGHUP;

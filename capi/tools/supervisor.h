@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -37,8 +38,9 @@ class Supervisor {
   void announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
-  // `fd` is the standard input of a supervised `dsgd run`; see remote.h.
-  void follow_supervisor(int fd) { supervisor_fd_ = fd; }
+  // Interrupts the children when the `dsgd run` at the other end of `fd` asks for it, or is lost; see
+  // remote.h.
+  void set_supervisor_input(int fd) { supervisor_fd_ = fd; }
   // Waits until `enough`, or until all children have ended.
   void wait_until(const std::function<bool()>& enough);
   // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
@@ -51,8 +53,9 @@ class Supervisor {
   // The reports of the workers. Those on other hosts come from the `dsgd run` there.
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
-  // workers are left in the others. 0: none may fail. Then `replace` is called with its rank; it returns
-  // what it has done, for a message, or "". It may call fail().
+  // workers are left in the others. 0: no child may fail. After a failure that is tolerated, `replace` is
+  // called with the child's rank. It returns the end of the message ("it is started again"), or "" if it has
+  // done nothing. It may call fail().
   void tolerate_failures(uint32_t min_workers, std::function<std::string(int first_rank)> replace) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
@@ -70,10 +73,10 @@ class Supervisor {
   }
   // Records the ids of the workers that have left in good order.
   void note_left(const std::set<std::string>& ids);
-  // Records the ids of the workers that were lost while the others went on. They count as failed, even if
-  // they still run. Continues those that are stopped. Each has half of the grace to end by itself, then gets
-  // SIGTERM, and SIGKILL when the grace is over.
-  void note_lost(const std::set<std::string>& ids);
+  // Records the workers that were lost while the others went on, by id, and their processes. They count as
+  // failed, even if they still run. Continues those that are stopped. Each has half of the grace to end by
+  // itself, then gets SIGTERM, and SIGKILL when the grace is over.
+  void note_lost(const std::map<std::string, pid_t>& workers);
   uint32_t running_workers() const;    // but for those that have left or were lost
   uint32_t succeeded_workers() const;  // have ended with status 0, or have left and still run
   // Ends all children. The status is that of the last failure that was tolerated, or 1.
@@ -90,7 +93,7 @@ class Supervisor {
   void handle_events();
   void handle_signals();
   void write_output();
-  void follow_supervisor();
+  void on_supervisor_input();
   void signal_lost_worker(ChildProcess& child);
   void reap();
   void on_exit(ChildProcess& child);
@@ -101,6 +104,7 @@ class Supervisor {
   void end_all(int signal);
   void stop(ChildProcess& child, int signal);
   void kill_all();
+  bool head_is_here() const { return replace_ != nullptr; }
   bool job_has_begun() const { return job_runs_ || reports_.joins() > 0; }
   bool anything_runs(bool services_too) const;
   template <typename Counts>

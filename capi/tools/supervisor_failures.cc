@@ -63,18 +63,22 @@ void Supervisor::on_exit(ChildProcess& child) {
                           : wait_status == 0 ? " has ended"
                                              : " failed with status " + std::to_string(status);
   if (child.service) {
-    if (status == 1) return;  // the job has failed; the head has said why
+    if (status == 1 || children_.size() == 1) return;  // the head has said why, or run_on_hosts() does
     lost_service_ =
         "dsgd run: the " + child.kind + " " + child.name + " has ended: " + child.command[0] + how;
     print_message("%s\n", lost_service_.c_str());
     return;
   }
-  const bool others_go_on = child.lost || (min_workers_ > 0 && good_workers() >= min_workers_ &&
-                                           child.workers > 0 && job_has_begun());
+  // The head here knows that the others go on without a lost worker. Elsewhere it may know of others.
+  const bool others_go_on =
+      (child.lost && head_is_here()) ||
+      (min_workers_ > 0 && good_workers() >= min_workers_ && child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     std::string then = replace_ ? replace_(child.first_rank) : "";
-    if (then.empty()) then = "the head decides whether the others go on";
+    if (then.empty())
+      then = lost_service_.empty() ? "the head decides whether the others go on"
+                                   : "the job cannot go on without its head";
     print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
                   ending_ ? "" : ("; " + then).c_str());
     return;
@@ -85,7 +89,9 @@ void Supervisor::on_exit(ChildProcess& child) {
 // Called for the first child that fails, for the child that its failure names, and for a child that ends
 // without joining the job that others wait for.
 void Supervisor::report_first_failure(const ChildProcess& child, const std::string& how, int status) {
-  FailureLine failure{child.kind + " " + child.name, reports_.cause(child.first_rank), how, tolerated_ == 0};
+  // Ranks change with the view.
+  const int cause = min_workers_ > 0 ? -1 : reports_.cause(child.first_rank);
+  FailureLine failure{child.kind + " " + child.name, cause, how, tolerated_ == 0};
   if (ending_ || child.runs_rank(failure.cause)) failure.cause = -1;
   const auto line = FailureLine::parse(child.errors->last_line());  // a supervised `dsgd run` knows more
   if (line) failure = *line;

@@ -2,8 +2,11 @@
 // capi/README.md lists.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -91,13 +94,13 @@ void configure(const OwnedConfig& config, const JobOptions& options, const Setti
 struct JobState {
   uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
   std::set<std::string> left;                       // in good order
-  std::set<std::string> lost, present;
+  std::set<std::string> present;
+  std::map<std::string, pid_t> lost;  // and their processes
   bool failed = false;
   uint64_t view = 0;
   // The steps that the workers of the view have made, the fewest and the most. nullopt: some have not
   // reported since they are in this view.
   std::optional<std::pair<uint64_t, uint64_t>> steps;
-  double silence = 0;  // seconds since the last heartbeat of a worker of the view; the longest of all
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 

@@ -137,7 +137,7 @@ class JobWithSilentWorker(Job):
     LEFT = {"[0", "[1", "[3"}
     STOPPED = 0
     SETTINGS = ["min_workers=2", "max_workers=4", "lease=3s", "strategy=ps", "copies=2"]
-    STEPS = 300  # that take longer than dsgd run needs to see that all workers make steps
+    STEPS = 300  # so many that `dsgd run` has seen each worker step before one is stopped
 
     def kill(self, worker_id, number):
         if number == signal.SIGSTOP:
