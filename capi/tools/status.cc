@@ -179,9 +179,8 @@ int run_scale(const ScaleOptions& options) {
   dsgd_error* error = nullptr;
   check(dsgd_job_scale(config.get(), options.workers, options.timeout * 1000, &error), error);
   std::printf(
-      "the head now asks for %d worker%s; if a `dsgd run` without --head and --hosts has started this head, "
-      "it "
-      "starts or stops workers; otherwise start or stop them yourself\n",
+      "the head now asks for %d worker%s; if a `dsgd run` without --head and --hosts has started this "
+      "head, it starts or stops workers; otherwise start or stop them yourself\n",
       options.workers, options.workers == 1 ? "" : "s");
   return 0;
 }
