@@ -22,8 +22,9 @@ void StateFetcher::begin(uint64_t signature, const CallOptions& options) {
   const uint64_t elements = trained_elements(state_.model);
   const uint64_t others = static_cast<uint64_t>(state_.size()) - 1;
   for (uint64_t r = 0; r < others; ++r) {
-    sources_.push_back({state_.mesh->members().view().members[r].number, static_cast<int32_t>(r),
-                        elements * r / others, elements * (r + 1) / others});
+    const uint64_t from = elements * r / others, to = elements * (r + 1) / others;
+    sources_.push_back({state_.mesh->members().view().members[r].number, static_cast<int32_t>(r), from, to,
+                        bytes_of_elements(state_.model, from, to, !state_.step.updates_at_owner())});
   }
   state_.log->info("fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask(s);
@@ -70,8 +71,9 @@ void StateFetcher::ask(size_t index) {
                             source.next,   signature_,    last};
   state_.mesh->peers.call(
       source.rank, question, due,
-      if_alive(alive_, [this, index, asked_in = state_.view(), ask = source.ask](
-                           const Result<Message>& answer) { on_answer(index, asked_in, ask, answer); }));
+      if_alive(alive_, [this, index, asked_in = state_.view(), ask = source.ask](Result<Message> answer) {
+        on_answer(index, asked_in, ask, std::move(answer));
+      }));
 }
 
 // Asks again after a quarter of a lease. The stream begins again then.
@@ -80,6 +82,7 @@ void StateFetcher::ask_later(size_t index, const Status& why) {
   if (!std::exchange(source.not_ready, true))
     state_.log->info("waits for " + state_.mesh->members().name(source.rank) + ": " + why.message());
   source.next = 0;
+  source.fetched = 0;
   source.whole = false;
   state_.loop.schedule(state_.loop.now() + state_.options.step.lease / 4,
                        if_alive(alive_, [this, index, latest = source.ask] {
@@ -92,16 +95,15 @@ bool StateFetcher::is_latest(size_t index, uint64_t of_ask) const {
 }
 
 // The question stays the latest one until the devices have taken its answer.
-void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask,
-                             const Result<Message>& answer) {
+void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, Result<Message> answer) {
   if (!is_latest(index, of_ask)) return;
   if (!answer.ok()) return on_error(index, asked_in, answer.status());
-  const auto* parts = std::get_if<StateParts>(&answer.value());
+  auto* parts = std::get_if<StateParts>(&answer.value());
   const Status valid = parts ? check_parts(parts->parts, state_.model, !state_.step.updates_at_owner())
                              : Status(Code::kInternal, "another answer");
   if (!valid.ok())
     return state_.fail(invalid_data("dsgd_start", sources_[index].rank, valid.message()), true);
-  const auto kept = std::make_shared<const StateParts>(*parts);
+  const auto kept = std::make_shared<const StateParts>(std::move(*parts));
   const auto is_needed = [this, alive = std::weak_ptr(alive_), index, of_ask] {
     return !alive.expired() && is_latest(index, of_ask);
   };
@@ -150,11 +152,15 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
   source.not_ready = false;
   ++source.next;
   source.whole = source.whole || answer.whole;
+  size_t nbytes = 0;
+  for (const StateParts::Part& part : answer.parts) nbytes += part.data.size();
   if (!in_view_) {
+    source.fetched += nbytes;
+    enter_if_too_slow(source);
     ask(index);
     return enter_when_whole();
   }
-  for (const StateParts::Part& part : answer.parts) fetched_in_view_ += part.data.size();
+  fetched_in_view_ += nbytes;
   if (!then_) return;
   if (asked_in != state_.view() || !answer.whole) return ask(index);
   state_.staging_queue.digest_values(
@@ -185,6 +191,17 @@ void StateFetcher::on_whole(size_t index, bool same) {
 void StateFetcher::enter_when_whole() {
   if (std::all_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.whole; }))
     enter_now();
+}
+
+// A stream of which so much has come and that was never whole begins again and again: the others make steps
+// faster than this worker fetches their sums.
+void StateFetcher::enter_if_too_slow(const Source& source) {
+  constexpr size_t kMostTimes = 3;  // that the elements travel
+  if (source.whole || source.fetched / kMostTimes < source.nbytes || entering_) return;
+  state_.log->debug(
+      "this worker enters the view before it has all state: " + state_.mesh->members().name(source.rank) +
+      " makes steps faster than it fetches their sums");
+  enter_now();
 }
 
 void StateFetcher::enter_now() {
@@ -226,7 +243,7 @@ void StateFetcher::fetch_rest(const std::vector<ViewReport>& reports, const View
   }
   deadline_ = deadline;
   then_ = std::move(then);
-  if (sources_.empty()) sources_.push_back({-1, -1, 0, trained_elements(state_.model)});
+  if (sources_.empty()) sources_.push_back({-1, -1, 0, trained_elements(state_.model), 0});
   const std::weak_ptr alive(alive_);
   for (size_t s = 0; !alive.expired() && s < sources_.size(); ++s) {
     Source& source = sources_[s];

@@ -3,8 +3,8 @@
 //
 //   begin        before it is in a view: asks each worker for its part. The others give the next parts, or
 //                answer kNotNow where all workers would fail in a new view
-//   enter_now    each stream was whole once, one has failed, or the time of dsgd_start is over: the engine
-//                asks the head for a view
+//   enter_now    each stream was whole once, one has failed or is slower than the steps of the others, or the
+//                time of dsgd_start is over: the engine asks the head for a view
 //   fetch_rest   in the view, whose workers make no step without it: fetches what is left, and compares
 //                digests of the values, which the hosts may have changed
 //
@@ -55,8 +55,10 @@ class StateFetcher {
     int32_t number;          // of the worker, in the job
     int32_t rank;            // in the present view
     uint64_t begin, end;     // elements
+    size_t nbytes;           // of these elements
     uint64_t next = 0;       // answer of the stream
     uint64_t ask = 0;        // the latest; answers to earlier ones are not taken
+    size_t fetched = 0;      // bytes of the stream before the view
     bool asked = false;      // an answer is awaited, or being taken
     bool whole = false;      // all of it has come once
     bool not_ready = false;  // it answers kNotNow
@@ -67,13 +69,14 @@ class StateFetcher {
   // `index`: of a source.
   void ask(size_t index);
   void ask_later(size_t index, const Status& why);
-  void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, const Result<transport::Message>& answer);
+  void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, Result<transport::Message> answer);
   void on_error(size_t index, uint64_t asked_in, const Status& why);
   bool is_latest(size_t index, uint64_t of_ask) const;
   Status take(const transport::StateParts& answer);
   void on_taken(size_t index, uint64_t asked_in, const transport::StateParts& answer);
   void on_whole(size_t index, bool same);
   void enter_when_whole();
+  void enter_if_too_slow(const Source& source);
   void enter_now();
   void change_source(size_t index);
 

@@ -74,7 +74,6 @@ void StateGiver::answer(const SharedGiven& given, bool last, transport::Responde
         return given->stream.begin_answer(context, step_.optimizer_state().of(context));
       },
       [this, given, last, respond = std::move(respond)](const Status& copied) {
-        if (given->stream.overflown()) given->ended = not_kept();
         if (!answered_with_error(*given, copied, respond)) end_answer(given, last, respond);
       });
 }
@@ -110,9 +109,7 @@ bool StateGiver::gives_to_any_of(const MemberList& view) const {
 // The step needed all workers of the view, so those that have joined have all state.
 void StateGiver::step_ended(const MemberList& view) {
   if (given_.empty()) return;
-  erase(not_kept(), [&](const auto& one) {
-    return one.second->stream.overflown() || rank_of(view, one.first.first) >= 0;
-  });
+  erase(not_kept(), [&](const auto& one) { return rank_of(view, one.first.first) >= 0; });
   std::vector<SharedGiven> due;  // a failure may end all streams meanwhile
   for (const auto& [key, given] : given_) {
     if (given->waiting && !given->stream.whole()) due.push_back(given);

@@ -17,7 +17,6 @@ constexpr size_t kAnswerBytes = 512 << 10;  // bytes of the parts that travel in
 constexpr size_t kPartBytes = 256 << 10;    // bytes of the sums in one part
 constexpr size_t kMostParts = 1024;         // in one message
 static_assert(kAnswerBytes + kPartBytes + kMostParts * 16 <= kStagingBytes);
-constexpr size_t kLeastLimit = 16 << 20;
 
 // By parameter: the number of its first element; and that of all elements.
 std::vector<uint64_t> first_elements(const Model& model) {
@@ -49,16 +48,9 @@ StateStream::StateStream(const Model& model, uint64_t begin, uint64_t end, bool 
       begin_(begin),
       end_(end),
       with_state_(with_state),
-      next_(begin) {
-  // The sums of about two steps, and of more where there is state.
-  for_ranges(model, begin, end, [&](const Parameter& parameter, uint64_t from, uint64_t to) {
-    limit_ += 2 * (to - from) * bytes_of_element(model, parameter, with_state);
-  });
-  limit_ = std::max(limit_, kLeastLimit);
-}
+      next_(begin) {}
 
 void StateStream::note(const Part& update, const std::byte* sums) {
-  if (overflown_) return;
   const uint64_t first = first_[update.parameter];
   const uint64_t begin = std::max(begin_, first + update.begin),
                  end = std::min(next_, first + update.begin + update.count);
@@ -70,12 +62,18 @@ void StateStream::note(const Part& update, const std::byte* sums) {
     part.count = std::min<uint64_t>(most, end - from);
     const size_t nbytes = part.count * element;
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[nbytes]);
-    overflown_ = !copy || logged_ + nbytes > limit_;
-    if (overflown_) return log_.clear();
+    if (!copy || logged_ + nbytes > given_) return begin_again();
     std::memcpy(copy.get(), sums + (part.begin - update.begin) * element, nbytes);
     log_.push_back({std::move(part), nbytes, std::move(copy)});
     logged_ += nbytes;
   }
+}
+
+// The receiver gets all elements again, and needs no sums of updates that were noted before.
+void StateStream::begin_again() {
+  log_.clear();
+  logged_ = given_ = 0;
+  next_ = begin_;
 }
 
 Status StateStream::begin_answer(DeviceContext& context, const OptimizerState& state) {
@@ -123,6 +121,7 @@ Status StateStream::take_state(DeviceContext& context, const OptimizerState& sta
         copy(bytes_at(state[parameter.index][s], part.begin * element), part.count * element));
   }
   answer_bytes_ += part.data.size();
+  given_ += part.data.size();
   next_ += part.count;
   return {};
 }
@@ -138,6 +137,14 @@ std::vector<StateStream::Part> StateStream::end_answer(const DeviceContext& cont
 }
 
 uint64_t trained_elements(const Model& model) { return first_elements(model).back(); }
+
+size_t bytes_of_elements(const Model& model, uint64_t begin, uint64_t end, bool with_state) {
+  size_t nbytes = 0;
+  for_ranges(model, begin, end, [&](const Parameter& parameter, uint64_t from, uint64_t to) {
+    nbytes += (to - from) * bytes_of_element(model, parameter, with_state);
+  });
+  return nbytes;
+}
 
 void for_ranges(const Model& model, uint64_t begin, uint64_t end,
                 const std::function<void(const Parameter&, uint64_t, uint64_t)>& visit) {

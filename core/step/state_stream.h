@@ -4,7 +4,8 @@
 // given out before it. The receiver makes the same updates from them, by the same arithmetic.
 //
 // So no copy of the model is made, and no step waits. The sums wait in memory until the receiver asks for
-// them, up to a limit: a receiver that is too slow begins again.
+// them. When they have more bytes than the elements that were given out, the stream drops them and gives out
+// these elements again, as they are then.
 //
 // A device makes these copies between two updates, so the elements of an answer have exactly the updates that
 // were noted before begin_answer().
@@ -45,9 +46,7 @@ class StateStream {
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   // Nothing is left to give out, until the next update.
-  bool whole() const { return !overflown_ && log_.empty() && next_ == end_; }
-  // The stream must be restarted: the receiver was too slow, or there was no memory for the sums.
-  bool overflown() const { return overflown_; }
+  bool whole() const { return log_.empty() && next_ == end_; }
 
  private:
   struct Update {
@@ -57,16 +56,16 @@ class StateStream {
   };
 
   Status take_state(DeviceContext& context, const OptimizerState& state);
+  void begin_again();
 
   const Model& model_;
   const std::vector<uint64_t> first_;  // by parameter: number of its first element; and of all elements
   const uint64_t begin_, end_;
   const bool with_state_;
-  size_t limit_ = 0;  // bytes of the log
   uint64_t next_;     // element that has not been given out
+  size_t given_ = 0;  // bytes of the elements that have been
   std::deque<Update> log_;
-  size_t logged_ = 0;  // bytes
-  bool overflown_ = false;
+  size_t logged_ = 0;         // bytes
   std::vector<Part> answer_;  // from begin_answer() to end_answer()
   size_t answer_bytes_ = 0;
 };
@@ -80,6 +79,8 @@ Status take_parts(std::span<const StateStream::Part> parts, Model& model, Device
 
 // Elements of all trained parameters.
 uint64_t trained_elements(const Model& model);
+// Bytes of these elements in a stream.
+size_t bytes_of_elements(const Model& model, uint64_t begin, uint64_t end, bool with_state);
 // Calls visit(parameter, begin, end) for each trained parameter with elements in [begin, end).
 void for_ranges(const Model& model, uint64_t begin, uint64_t end,
                 const std::function<void(const Parameter& parameter, uint64_t begin, uint64_t end)>& visit);
