@@ -180,7 +180,7 @@ void Job::remove_workers(const std::vector<size_t>& indices, const Status& why) 
   transport::WatchReply change = workers.members_in_view();
   if (view_changes && state_is_gone(change.members)) return end_without_state(why);
   const std::string reason = view_changes ? reason_to_end(change) : "";
-  if (!reason.empty()) return fail_job(options.views_change() ? with_reason(why, reason) : why);
+  if (!reason.empty()) return fail_job(options.views_change() ? append_to_message(why, reason) : why);
   for (const size_t index : indices) {
     workers[index].eviction = evicted(workers[index].info, why);
     announcements.end_watch(index, workers[index].eviction);
@@ -258,102 +258,9 @@ void Job::give_up_waiting(const Status& why) {
   // Until a worker comes back to this head, head_timeout limits the wait (FailureDetector).
   if (detector->no_worker_back() && is_running() && options.rejoin_timeout > transport::Duration{})
     return wait_for_others(why);
-  fail_job(with_reason(why, "fewer than min_workers = " + std::to_string(options.min_workers) +
-                                " were left, and within " + describe_duration(options.rejoin_timeout) +
-                                " (rejoin_timeout) not enough others have joined"));
-}
-
-// ---- the end
-
-void Job::fail_job(Status why) {
-  if (!is_running()) return;
-  log->error("head: the job cannot go on: " + why.message());
-  cause_ = std::move(why);
-  end_sessions(cause_);
-}
-
-// The sessions of all members fail with `why`.
-void Job::end_sessions(const Status& why) {
-  phase_ = Phase::kBroken;
-  detector->stop();
-  end_error_ = why;
-  announce_end();
-  end_after_lease();
-  end_if_done();
-}
-
-void Job::announce_end() {
-  transport::WatchReply reply;
-  reply.cause = end_error_;
-  announce(std::move(reply));
-}
-
-void Job::end_if_done() {
-  if (host_leave_) {
-    const bool wait =
-        gathering->abort_is_pending() || std::any_of(workers.begin(), workers.end(), [&](const Worker& w) {
-          return w.watches(*workers.host()) && !announcements.has_confirmed_all(w.index());
-        });
-    if (!wait) std::exchange(host_leave_, nullptr)(transport::Message(transport::Empty{}));
-  }
-  if (phase_ != Phase::kRunning && phase_ != Phase::kBroken) return;
-  const bool all_closed =
-      !gathering->abort_is_pending() &&
-      std::all_of(workers.begin(), workers.end(), [](const Worker& w) { return !w.connects(); });
-  if (all_closed) return end();
-  if (!workers.has_members() && is_running() && !end_timer_set_) {
-    end_timer_set_ = true;
-    end_after_lease();
-  }
-}
-
-void Job::end_after_lease() {
-  loop_.schedule(loop_.now() + options.lease, while_alive(weak_from_this(), [](Job& self) { self.end(); }));
-}
-
-void Job::end() {
-  if (is_over()) return;
-  phase_ = Phase::kOver;
-  detector->stop();
-  log->info(cause_.ok() ? "head: all workers have left, the job is over"
-                        : "head: the job is over");  // its failure was logged before
-  durability.remove([this](const Status& status) {
-    if (!status.ok()) log->warning("head: the record of the job was not removed: " + status.message());
-    on_record_removed();
-  });
-}
-
-void Job::stand_down(const Status& why, const std::set<ServerChannel*>& channels) {
-  if (!is_over()) {
-    phase_ = Phase::kOver;
-    cause_ = why;
-    log->error("head: " + why.message());
-    detector->stop();
-    gathering->stop();
-    for (ServerChannel* channel : channels) channel->close();
-  }
-  on_record_removed();
-}
-
-void Job::on_end(std::function<void(const Status&)> ended) {
-  ended_ = std::move(ended);
-  notify_end();
-}
-
-// The record is removed, or belongs to another head.
-void Job::on_record_removed() {
-  phase_ = std::max(phase_, Phase::kRemoved);
-  notify_end();
-}
-
-void Job::notify_end() {
-  if (phase_ < Phase::kRemoved || !ended_) return;
-  loop_.post(while_alive(weak_from_this(), [](Job& self) {
-    const auto notify = std::exchange(self.ended_, nullptr);
-    if (!notify) return;
-    self.phase_ = Phase::kReported;
-    notify(self.cause_);
-  }));
+  fail_job(append_to_message(why, "fewer than min_workers = " + std::to_string(options.min_workers) +
+                                      " were left, and within " + describe_duration(options.rejoin_timeout) +
+                                      " (rejoin_timeout) not enough others have joined"));
 }
 
 // ---- the record

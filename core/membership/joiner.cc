@@ -128,9 +128,7 @@ void Joiner::report(WorkerReport::Kind kind, const std::string& text) {
 Status Joiner::with_rank_hint(const Status& why) const {
   const std::string hint =
       options_.rank_origin.empty() ? std::string("`rank`, or none") + kFirstRankHint : options_.rank_origin;
-  return Status(why.code(), why.message() + "; give each worker its own " + hint)
-      .with_rank(why.rank(), why.host())
-      .with_parameter(why.parameter());
+  return append_to_message(why, "give each worker its own " + hint);
 }
 
 bool Joiner::all_refuse() const {

@@ -189,10 +189,9 @@ void Member::Impl::on_reconnect_failed(const Status& why) {
         Status(Code::kWorkerLost, head_name() + " has come back, and refuses this worker: " + why.message())
             .with_rank(why.rank(), why.host()));
   }
-  heartbeat_failed(Status(head_loss.code(), head_loss.message() + "; it has not come back within " +
-                                                describe_duration(options.head_timeout) +
-                                                " (head_timeout): " + why.message())
-                       .with_rank(head_loss.rank(), head_loss.host()));
+  heartbeat_failed(append_to_message(head_loss, "it has not come back within " +
+                                                    describe_duration(options.head_timeout) +
+                                                    " (head_timeout): " + why.message()));
 }
 
 void Member::Impl::call_report() {

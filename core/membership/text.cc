@@ -57,8 +57,8 @@ Status evicted(const transport::MemberInfo& member, const Status& why) {
       .with_rank(member.rank, member.host);
 }
 
-Status with_reason(const Status& why, const std::string& reason) {
-  return Status(why.code(), why.message() + "; " + reason)
+Status append_to_message(const Status& why, const std::string& text) {
+  return Status(why.code(), why.message() + "; " + text)
       .with_rank(why.rank(), why.host())
       .with_operation(why.operation())
       .with_parameter(why.parameter());

@@ -35,8 +35,8 @@ Status lost_worker(const transport::MemberInfo& member, const std::string& why,
 Status evicted(const transport::MemberInfo& member, const Status& why);
 // The code for the loss of a worker or head whose connection ended with `why`: kWorkerLost, or kCorrupted.
 Code code_of_break(const Status& why);
-// Returns `why` with "; <reason>" after its message.
-Status with_reason(const Status& why, const std::string& reason);
+// Returns `why` with "; <text>" after its message.
+Status append_to_message(const Status& why, const std::string& text);
 // Returns the cause that other workers get. Names `from` if `cause` names no rank. kClosed becomes
 // kWorkerLost: in another session, kClosed would mean that this other session is closed.
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix);
