@@ -129,7 +129,7 @@ void Supervisor::note_lost(const std::map<std::string, pid_t>& workers) {
     const auto lost = workers.find(child->worker_id);
     if (ending_ || lost == workers.end() || child->lost || child->dismissed || child->has_exited()) continue;
     // At the address of a head elsewhere, the head of another job may serve, whose workers have the same ids.
-    if (!head_is_here() && getpgid(lost->second) != child->pid) continue;
+    if (!head_is_here_ && getpgid(lost->second) != child->pid) continue;
     print_message("dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
                   child->command[0].c_str());
     child->lost = true;

@@ -59,10 +59,14 @@ class Supervisor {
   void tolerate_failures(uint32_t min_workers, std::function<std::string(int first_rank)> replace) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
+    head_is_here_ = true;
   }
   // The same with a head elsewhere. Only that head knows how many workers are left; if the job does not go
   // on, the others fail by themselves.
-  void leave_failures_to_head(uint32_t min_workers) { tolerate_failures(std::min(min_workers, 1U), nullptr); }
+  void leave_failures_to_head(uint32_t min_workers) {
+    min_workers_ = std::min(min_workers, 1U);
+    head_is_here_ = false;
+  }
   // The job has begun before the children start.
   void join_running_job() { job_runs_ = true; }
   // Calls `task` every `interval`, until the children have to end.
@@ -104,7 +108,6 @@ class Supervisor {
   void end_all(int signal);
   void stop(ChildProcess& child, int signal);
   void kill_all();
-  bool head_is_here() const { return replace_ != nullptr; }
   bool job_has_begun() const { return job_runs_ || reports_.joins() > 0; }
   bool anything_runs(bool services_too) const;
   template <typename Counts>
@@ -126,7 +129,8 @@ class Supervisor {
   int status_ = 0;                          // exit status of the failure that ends the children
   int tolerated_ = 0;                       // exit status of the last failure that did not end them
   uint32_t min_workers_ = 0;
-  std::function<std::string(int)> replace_;
+  std::function<std::string(int)> replace_;  // null if the head is elsewhere
+  bool head_is_here_ = false;
   std::function<void()> task_;
   std::chrono::milliseconds interval_{};
   std::chrono::steady_clock::time_point task_at_;

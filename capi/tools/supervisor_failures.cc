@@ -71,7 +71,7 @@ void Supervisor::on_exit(ChildProcess& child) {
   }
   // The head here knows that the others go on without a lost worker. Elsewhere it may know of others.
   const bool others_go_on =
-      (child.lost && head_is_here()) ||
+      (child.lost && head_is_here_) ||
       (min_workers_ > 0 && good_workers() >= min_workers_ && child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
