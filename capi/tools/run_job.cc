@@ -206,23 +206,26 @@ void Job::start_worker(int number, const std::string& id) {
   started_.insert(id);
 }
 
-// Starts another worker instead of one that failed, and returns what it has done; "" if no restart is left
+// Starts another worker instead of one that failed, and returns what it has done; "" if there are no restarts
 // or the job is over. If that worker cannot be started, this counts as a restart, too, and replace_missing()
 // tries again.
 std::string Job::replace(int number) {
-  if (end_if_over() || *restarts_ == 0) return "";
+  if (end_if_over() || options_.restarts == 0) return "";
+  if (*restarts_ == 0) return "no restart is left";
   --*restarts_;
   // No id is used twice.
-  const std::string id = "worker-" + std::to_string(number) + "-" + std::to_string(*restarts_);
+  const std::string id = "worker-" + std::to_string(number) + "-" + std::to_string(replaced_ + 1);
   try {
     start_worker(number, id);
   } catch (const Failure& failure) {
+    const std::string why = std::string("cannot start it again: ") + failure.what();
+    if (*restarts_ == 0) return why + "; no restart is left";
     missing_.push_back(number);
-    return std::string("cannot start it again: ") + failure.what() +
-           (*restarts_ ? "; trying again in a second" : "; no restart is left");
+    return why + "; trying again in a second";
   }
   ++replaced_;
-  return "it is started again";
+  return "it is started again (restart " + std::to_string(options_.restarts - *restarts_) + " of " +
+         std::to_string(options_.restarts) + ")";
 }
 
 void Job::replace_missing() {

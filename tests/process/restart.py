@@ -7,6 +7,8 @@ restart.py DSGD LOSS_WORKER WORKER
 Worker 1 of three kills itself in step 20 (loss_worker.c). The one that is started in its place has number 4, so the steps
 tell it from the first. The job lasts until it has taken part in a step.
 
+Then the replacement is killed, too. No restart is left, and the others train to the end.
+
 Then both workers of a job are killed at once. Those that are started in their places can join no job, and do not count as
 restarts.
 
@@ -31,6 +33,12 @@ import threading
 SCRIPT = """
 if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/died" 2>/dev/null; then exec "$WORKER" 1 100000 300 1000 20; fi
 if [ $DSGD_RANK = 1 ]; then exec "$WORKER" 4 60 300 1000; fi
+exec "$WORKER" $DSGD_RANK 60 300 20000
+"""
+
+TWICE = """
+if [ $DSGD_RANK = 1 ] && mkdir "$FOLDER/died" 2>/dev/null; then exec "$WORKER" 1 100000 300 1000 20; fi
+if [ $DSGD_RANK = 1 ]; then kill -9 $$; fi
 exec "$WORKER" $DSGD_RANK 60 300 20000
 """
 
@@ -99,6 +107,20 @@ def lose_one(dsgd, worker, environment):
     if problems:
         print("FAILED:", *problems, *(line[:100] for line in result.stdout.splitlines()[-40:]), result.stderr, sep="\n  ")
     return bool(problems)
+
+
+def lose_replacement(dsgd, worker, environment):
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [dsgd, "run", "-n", "3", "--restarts", "1", "--set", "min_workers=2", "--set", "lease=2s", "--", "sh", "-c", TWICE],
+            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            timeout=100)
+    killed = [line for line in result.stderr.splitlines() if "was killed by signal 9" in line]
+    told = [line.partition("; ")[2] for line in killed]
+    if result.returncode == 0 and told == ["it is started again (restart 1 of 1)", "no restart is left"]:
+        return 0
+    print("FAILED:", f"dsgd run ended with status {result.returncode}", result.stderr, sep="\n  ")
+    return 1
 
 
 def lose_all(dsgd, worker, environment):
@@ -189,7 +211,7 @@ def lose_program(dsgd, worker, environment):
             if "was killed by signal 9; cannot start it again: cannot run '" in line:
                 os.rename(absent, program)
         status = job.wait(timeout=100)
-    if status == 0 and "dsgd run: worker 1 is missing; it is started again\n" in lines and len(models) == 2 and len(set(models)) == 1:
+    if status == 0 and any(line.startswith("dsgd run: worker 1 is missing; it is started again (restart ") for line in lines) and len(models) == 2 and len(set(models)) == 1:
         return 0
     print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
           *lines[-40:], sep="\n  ")
@@ -274,7 +296,8 @@ def main():
         return 2
     dsgd, loss_worker, worker = sys.argv[1:]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
-    return (lose_one(dsgd, loss_worker, environment) or lose_all(dsgd, loss_worker, environment) or
+    return (lose_one(dsgd, loss_worker, environment) or lose_replacement(dsgd, loss_worker, environment) or
+            lose_all(dsgd, loss_worker, environment) or
             lose_stuck(dsgd, loss_worker, environment) or lose_program(dsgd, loss_worker, environment) or
             lose_unread(dsgd, loss_worker, environment) or lose_last(dsgd, worker, environment))
 
