@@ -253,7 +253,9 @@ struct FetchState {
   uint64_t begin = 0, end = 0;  // elements of all trained parameters, one after the other
   uint64_t next = 0;            // number of the answer in the stream; 0 begins it
   uint64_t signature = 0;       // digest of the settings that must be equal
-  bool last = false;            // the receiver stands still: the answer comes at once, with a digest
+  // The sender is in the view, and the receiver makes no step: the answer comes at once. The one with which
+  // the stream is whole has a digest.
+  bool last = false;
 };
 struct StateParts {
   enum class Kind : uint8_t {
@@ -272,7 +274,7 @@ struct StateParts {
   };
   std::vector<Part> parts;
   bool whole = false;   // there is nothing more now
-  uint64_t digest = 0;  // of the values, with the last one
+  uint64_t digest = 0;  // of the values; see FetchState::last
 };
 // Announces an object; the answer comes when the receiver has it.
 struct PutObject {

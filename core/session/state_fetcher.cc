@@ -26,14 +26,14 @@ void StateFetcher::begin(uint64_t signature, const CallOptions& options) {
     sources_.push_back({state_.mesh->members().view().members[r].number, static_cast<int32_t>(r), from, to,
                         bytes_of_elements(state_.model, from, to, !state_.step.updates_at_owner())});
   }
-  state_.log->info("fetches the state of " + counted(others, "worker") + " that train on");
+  state_.log->info("this worker fetches the state of " + counted(others, "worker") + " that train on");
   for (size_t s = 0; s < others; ++s) ask(s);
   if (const transport::Time due = state_.calls.deadline(options_); due != transport::kNever) {
     timer_ = state_.loop.schedule(due, if_alive(alive_, [this] {
                                     if (!in_view_ && state_.failure.ok()) on_timeout();
                                   }));
   }
-  enter_when_whole();
+  if (others == 0) enter_now();
 }
 
 void StateFetcher::stop(std::function<void(const Status&)> then) {
@@ -45,11 +45,12 @@ void StateFetcher::stop(std::function<void(const Status&)> then) {
 
 // The time of dsgd_start is over. stop() cancels this timer, so the start is pending here.
 void StateFetcher::on_timeout() {
+  if (entering_) return;
   std::vector<int32_t> not_ready;
   for (const Source& source : sources_) {
     if (source.not_ready) not_ready.push_back(source.rank);
   }
-  if (not_ready.empty() || entering_) return enter_now();
+  if (not_ready.empty()) return enter_now();
   give_up_(state_.mesh->members()
                .timeout_error("dsgd_start: the other workers must first start, load their checkpoint or end "
                               "their strategy change, and have not done so",
@@ -58,12 +59,12 @@ void StateFetcher::on_timeout() {
 }
 
 // A lost worker does not answer, so the wait for an answer ends after one lease. When the stream was whole
-// once, the answer comes only after the worker's next step, so there is no deadline.
+// once, the answer may wait for the worker's next step, so there is no deadline.
 void StateFetcher::ask(size_t index) {
   Source& source = sources_[index];
   const bool last = then_ != nullptr;
-  source.asked = true;
-  source.ask = ++asks_;
+  source.pending = true;
+  source.latest = ++questions_;
   const transport::Time due = last           ? deadline_
                               : source.whole ? transport::kNever
                                              : state_.loop.now() + state_.options.step.lease;
@@ -71,8 +72,8 @@ void StateFetcher::ask(size_t index) {
                             source.next,   signature_,    last};
   state_.mesh->peers.call(
       source.rank, question, due,
-      if_alive(alive_, [this, index, asked_in = state_.view(), ask = source.ask](Result<Message> answer) {
-        on_answer(index, asked_in, ask, std::move(answer));
+      if_alive(alive_, [this, index, view = state_.view(), ask = source.latest](Result<Message> answer) {
+        on_answer(index, view, ask, std::move(answer));
       }));
 }
 
@@ -80,45 +81,46 @@ void StateFetcher::ask(size_t index) {
 void StateFetcher::ask_later(size_t index, const Status& why) {
   Source& source = sources_[index];
   if (!std::exchange(source.not_ready, true))
-    state_.log->info("waits for " + state_.mesh->members().name(source.rank) + ": " + why.message());
+    state_.log->info("this worker waits for " + state_.mesh->members().name(source.rank) + ": " +
+                     why.message());
   source.next = 0;
   source.fetched = 0;
   source.whole = false;
   state_.loop.schedule(state_.loop.now() + state_.options.step.lease / 4,
-                       if_alive(alive_, [this, index, latest = source.ask] {
+                       if_alive(alive_, [this, index, latest = source.latest] {
                          if (!in_view_ && is_latest(index, latest)) ask(index);
                        }));
 }
 
-bool StateFetcher::is_latest(size_t index, uint64_t of_ask) const {
-  return state_.failure.ok() && index < sources_.size() && sources_[index].ask == of_ask;
+bool StateFetcher::is_latest(size_t index, uint64_t number) const {
+  return state_.failure.ok() && index < sources_.size() && sources_[index].latest == number;
 }
 
-// The question stays the latest one until the devices have taken its answer.
-void StateFetcher::on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, Result<Message> answer) {
-  if (!is_latest(index, of_ask)) return;
-  if (!answer.ok()) return on_error(index, asked_in, answer.status());
+// The question stays the latest one until the devices have applied its answer.
+void StateFetcher::on_answer(size_t index, uint64_t view, uint64_t number, Result<Message> answer) {
+  if (!is_latest(index, number)) return;
+  if (!answer.ok()) return on_error(index, view, answer.status());
   auto* parts = std::get_if<StateParts>(&answer.value());
   const Status valid = parts ? check_parts(parts->parts, state_.model, !state_.step.updates_at_owner())
-                             : Status(Code::kInternal, "another answer");
+                             : Status(Code::kInternal, "an answer of another type");
   if (!valid.ok())
     return state_.fail(invalid_data("dsgd_start", sources_[index].rank, valid.message()), true);
   const auto kept = std::make_shared<const StateParts>(std::move(*parts));
-  const auto is_needed = [this, alive = std::weak_ptr(alive_), index, of_ask] {
-    return !alive.expired() && is_latest(index, of_ask);
+  const auto is_needed = [this, alive = std::weak_ptr(alive_), index, number] {
+    return !alive.expired() && is_latest(index, number);
   };
   state_.staging_queue.write(
       then_ ? deadline_ : state_.calls.deadline(options_),
-      [this, kept, is_needed] { return is_needed() ? take(*kept) : Status(); },
-      [this, kept, is_needed, index, asked_in](const Status& taken) {
+      [this, kept, is_needed] { return is_needed() ? apply(*kept) : Status(); },
+      [this, kept, is_needed, index, view](const Status& applied) {
         if (!is_needed()) return;
-        taken.ok() ? on_taken(index, asked_in, *kept) : state_.fail(taken, true);
+        applied.ok() ? on_applied(index, view, *kept) : state_.fail(applied, true);
       });
 }
 
-void StateFetcher::on_error(size_t index, uint64_t asked_in, const Status& why) {
+void StateFetcher::on_error(size_t index, uint64_t view, const Status& why) {
   Source& source = sources_[index];
-  source.asked = false;
+  source.pending = false;
   if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
   if (!in_view_) {
     if (!entering_)
@@ -126,7 +128,7 @@ void StateFetcher::on_error(size_t index, uint64_t asked_in, const Status& why) 
     return enter_now();
   }
   if (!then_) return;
-  if (asked_in != state_.view()) return ask(index);
+  if (view != state_.view()) return ask(index);
   if (why.code() == Code::kState && source.next > 0) {
     source.next = 0;
     return ask(index);
@@ -137,18 +139,18 @@ void StateFetcher::on_error(size_t index, uint64_t asked_in, const Status& why) 
 }
 
 // Enqueues what an answer brings on all devices.
-Status StateFetcher::take(const StateParts& answer) {
+Status StateFetcher::apply(const StateParts& answer) {
   for (DeviceContext& context : state_.step.contexts()) {
-    DSGD_RETURN_IF_ERROR(take_parts(answer.parts, state_.model, context,
-                                    state_.step.optimizer_state().of(context),
-                                    !state_.step.updates_at_owner()));
+    DSGD_RETURN_IF_ERROR(apply_parts(answer.parts, state_.model, context,
+                                     state_.step.optimizer_state().of(context),
+                                     !state_.step.updates_at_owner()));
   }
   return {};
 }
 
-void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& answer) {
+void StateFetcher::on_applied(size_t index, uint64_t view, const StateParts& answer) {
   Source& source = sources_[index];
-  source.asked = false;
+  source.pending = false;
   source.not_ready = false;
   ++source.next;
   source.whole = source.whole || answer.whole;
@@ -158,37 +160,38 @@ void StateFetcher::on_taken(size_t index, uint64_t asked_in, const StateParts& a
     source.fetched += nbytes;
     enter_if_too_slow(source);
     ask(index);
-    return enter_when_whole();
+    return enter_if_whole();
   }
   fetched_in_view_ += nbytes;
   if (!then_) return;
-  if (asked_in != state_.view() || !answer.whole) return ask(index);
+  if (view != state_.view() || !answer.whole) return ask(index);
   state_.staging_queue.digest_values(
       state_.model, source.begin, source.end,
-      state_.in_view(if_alive(
-          alive_, [this, index, of_ask = source.ask, theirs = answer.digest](const Result<uint64_t>& ours) {
-            if (!is_latest(index, of_ask)) return;
-            ours.ok() ? on_whole(index, ours.value() == theirs) : state_.fail(ours.status(), true);
-          })));
+      state_.in_view(if_alive(alive_, [this, index, number = source.latest,
+                                       theirs = answer.digest](const Result<uint64_t>& ours) {
+        if (!is_latest(index, number)) return;
+        ours.ok() ? on_digests_compared(index, ours.value() == theirs) : state_.fail(ours.status(), true);
+      })));
 }
 
-// All of a source's state is here. `same`: its values have the source's digest.
-void StateFetcher::on_whole(size_t index, bool same) {
+// All of a source's state is here. `equal`: its values have the source's digest.
+void StateFetcher::on_digests_compared(size_t index, bool equal) {
   Source& source = sources_[index];
-  if (!same) {
+  if (!equal) {
     state_.log->info("the values of " + state_.mesh->members().name(source.rank) +
-                     " have changed between steps; fetches them again");
+                     " have changed between steps; this worker fetches them again");
     source.next = 0;
     return ask(index);
   }
   source.done = true;
   if (!std::all_of(sources_.begin(), sources_.end(), [](const Source& one) { return one.done; })) return;
-  state_.log->info("has fetched all state, " + std::to_string(fetched_in_view_) +
-                   " bytes of it while the others waited");
+  state_.log->info("this worker has fetched all " +
+                   std::string(state_.step.updates_at_owner() ? "values, " : "values and state, ") +
+                   std::to_string(fetched_in_view_) + " bytes of them while the others waited");
   std::exchange(then_, nullptr)();  // may destroy this
 }
 
-void StateFetcher::enter_when_whole() {
+void StateFetcher::enter_if_whole() {
   if (std::all_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.whole; }))
     enter_now();
 }
@@ -255,7 +258,7 @@ void StateFetcher::fetch_rest(const std::vector<ViewReport>& reports, const View
       change_source(s);
     } else {
       source.rank = *same;
-      if (!source.asked) ask(s);
+      if (!source.pending) ask(s);
     }
   }
 }

@@ -46,7 +46,7 @@ class StateFetcher {
   // destroy the fetcher.
   void fetch_rest(const std::vector<transport::ViewReport>& reports, const transport::ViewReport& of,
                   transport::Time deadline, std::function<void()> then);
-  // The view changes. Answers that come are still taken.
+  // The view changes. Answers that come are still applied.
   void stop_fetching_rest() { then_ = nullptr; }
   void source_left(int32_t rank);
 
@@ -57,25 +57,25 @@ class StateFetcher {
     uint64_t begin, end;     // elements
     size_t nbytes;           // of these elements
     uint64_t next = 0;       // answer of the stream
-    uint64_t ask = 0;        // the latest; answers to earlier ones are not taken
+    uint64_t latest = 0;     // number of the latest question; answers to earlier ones are not applied
     size_t fetched = 0;      // bytes of the stream before the view
-    bool asked = false;      // an answer is awaited, or being taken
+    bool pending = false;    // an answer is awaited, or being applied
     bool whole = false;      // all of it has come once
     bool not_ready = false;  // it answers kNotNow
     bool done = false;       // in fetch_rest()
   };
 
   void on_timeout();
-  // `index`: of a source.
+  // `index`: of a source. `number`: of a question. `view`: the one in which it was asked.
   void ask(size_t index);
   void ask_later(size_t index, const Status& why);
-  void on_answer(size_t index, uint64_t asked_in, uint64_t of_ask, Result<transport::Message> answer);
-  void on_error(size_t index, uint64_t asked_in, const Status& why);
-  bool is_latest(size_t index, uint64_t of_ask) const;
-  Status take(const transport::StateParts& answer);
-  void on_taken(size_t index, uint64_t asked_in, const transport::StateParts& answer);
-  void on_whole(size_t index, bool same);
-  void enter_when_whole();
+  void on_answer(size_t index, uint64_t view, uint64_t number, Result<transport::Message> answer);
+  void on_error(size_t index, uint64_t view, const Status& why);
+  bool is_latest(size_t index, uint64_t number) const;  // the answer to this question is still needed
+  Status apply(const transport::StateParts& answer);
+  void on_applied(size_t index, uint64_t view, const transport::StateParts& answer);
+  void on_digests_compared(size_t index, bool equal);
+  void enter_if_whole();
   void enter_if_too_slow(const Source& source);
   void enter_now();
   void change_source(size_t index);
@@ -84,7 +84,7 @@ class StateFetcher {
   const std::function<void()> enter_;
   const std::function<void(const Status&)> give_up_;
   std::vector<Source> sources_;  // empty: it fetches all in the view, from one worker
-  uint64_t asks_ = 0;
+  uint64_t questions_ = 0;
   transport::TimerId timer_ = 0;  // of on_timeout()
   CallOptions options_;           // of dsgd_start
   uint64_t signature_ = 0;

@@ -19,14 +19,14 @@ Status not_kept() { return Status(Code::kState, "this worker has not kept what i
 template <typename Matches>
 void StateGiver::erase(const Status& why, Matches matches) {
   std::vector<transport::Responder> waiting;
-  std::erase_if(given_, [&](const auto& one) {
-    Given& given = *one.second;
+  std::erase_if(streams_, [&](const auto& one) {
+    Outgoing& outgoing = *one.second;
     if (!matches(one)) return false;
-    given.ended = why;
-    if (given.waiting) waiting.push_back(std::exchange(given.waiting, {}));
+    outgoing.ended = why;
+    if (outgoing.waiting) waiting.push_back(std::exchange(outgoing.waiting, {}));
     return true;
   });
-  if (given_.empty()) step_.on_update(nullptr);
+  if (streams_.empty()) step_.on_update(nullptr);
   for (const transport::Responder& respond : waiting) respond(why);
 }
 
@@ -38,14 +38,14 @@ void StateGiver::give(const std::string& worker_id, const FetchState& question, 
   if (question.next == 0) {
     if (Status begun = begin(key, question, with_state); !begun.ok()) return respond(begun);
   }
-  const auto found = given_.find(key);
-  if (found == given_.end() || found->second->next != question.next) return respond(not_kept());
-  const SharedGiven given = found->second;
-  if (!question.last && given->told_whole && given->stream.whole()) {
-    given->waiting = std::move(respond);
+  const auto found = streams_.find(key);
+  if (found == streams_.end() || found->second->next != question.next) return respond(not_kept());
+  const SharedOutgoing outgoing = found->second;
+  if (!question.last && outgoing->told_whole && outgoing->stream.whole()) {
+    outgoing->waiting = std::move(respond);
     return;
   }
-  answer(given, question.last, std::move(respond));
+  answer(outgoing, question.last, std::move(respond));
 }
 
 Status StateGiver::begin(const Key& key, const FetchState& question, bool with_state) {
@@ -55,74 +55,74 @@ Status StateGiver::begin(const Key& key, const FetchState& question, bool with_s
     const StateStream& stream = one.second->stream;
     return one.first.first == key.first && stream.begin() < question.end && question.begin < stream.end();
   });
-  if (given_.size() >= kMost)
-    return Status(Code::kLimit, "too many parts of the state are asked for at once");
-  given_[key] = std::make_shared<Given>(model_, question.begin, question.end, with_state);
+  if (streams_.size() >= kMost && !question.last)
+    return Status(kNotNow, "it gives its state to " + std::to_string(kMost) + " others already");
+  streams_[key] = std::make_shared<Outgoing>(model_, question.begin, question.end, with_state);
   step_.on_update([this](const StateParts::Part& update, const std::byte* sums) {
-    for (const auto& [of, given] : given_) given->stream.note(update, sums);
+    for (const auto& [of, outgoing] : streams_) outgoing->stream.note(update, sums);
   });
   return {};
 }
 
 // A learner that asks again before the answer is made gets an error, and begins again.
-void StateGiver::answer(const SharedGiven& given, bool last, transport::Responder respond) {
-  ++given->next;
+void StateGiver::answer(const SharedOutgoing& outgoing, bool last, transport::Responder respond) {
+  ++outgoing->next;
   staging_.read(
-      [this, given] {
-        if (!given->ended.ok()) return Status();
+      [this, outgoing] {
+        if (!outgoing->ended.ok()) return Status();
         DeviceContext& context = step_.contexts().front();
-        return given->stream.begin_answer(context, step_.optimizer_state().of(context));
+        return outgoing->stream.begin_answer(context, step_.optimizer_state().of(context));
       },
-      [this, given, last, respond = std::move(respond)](const Status& copied) {
-        if (!answered_with_error(*given, copied, respond)) end_answer(given, last, respond);
+      [this, outgoing, last, respond = std::move(respond)](const Status& copied) {
+        if (!answered_with_error(*outgoing, copied, respond)) end_answer(outgoing, last, respond);
       });
 }
 
-bool StateGiver::answered_with_error(const Given& given, const Status& copied,
+bool StateGiver::answered_with_error(const Outgoing& outgoing, const Status& copied,
                                      const transport::Responder& respond) {
-  if (given.ended.ok() && copied.ok()) return false;
-  respond(given.ended.ok() ? copied : given.ended);
+  if (outgoing.ended.ok() && copied.ok()) return false;
+  respond(outgoing.ended.ok() ? copied : outgoing.ended);
   if (!copied.ok()) fail_(copied);
   return true;
 }
 
-void StateGiver::end_answer(const SharedGiven& given, bool last, const transport::Responder& respond) {
+void StateGiver::end_answer(const SharedOutgoing& outgoing, bool last, const transport::Responder& respond) {
   const auto answer = std::make_shared<StateParts>();
-  answer->parts = given->stream.end_answer(step_.contexts().front());
-  answer->whole = given->stream.whole();
-  given->told_whole = given->told_whole || answer->whole;
+  answer->parts = outgoing->stream.end_answer(step_.contexts().front());
+  answer->whole = outgoing->stream.whole();
+  outgoing->told_whole = outgoing->told_whole || answer->whole;
   if (!last || !answer->whole) return respond(transport::Message(std::move(*answer)));
-  staging_.digest_values(model_, given->stream.begin(), given->stream.end(),
-                         [this, given, answer, respond](const Result<uint64_t>& digest) {
-                           if (answered_with_error(*given, digest.status(), respond)) return;
+  staging_.digest_values(model_, outgoing->stream.begin(), outgoing->stream.end(),
+                         [this, outgoing, answer, respond](const Result<uint64_t>& digest) {
+                           if (answered_with_error(*outgoing, digest.status(), respond)) return;
                            answer->digest = digest.value();
                            respond(transport::Message(std::move(*answer)));
-                           erase(not_kept(), [&](const auto& one) { return one.second == given; });
+                           erase(not_kept(), [&](const auto& one) { return one.second == outgoing; });
                          });
 }
 
 bool StateGiver::gives_to_any_of(const MemberList& view) const {
-  return std::any_of(given_.begin(), given_.end(),
+  return std::any_of(streams_.begin(), streams_.end(),
                      [&](const auto& one) { return rank_of(view, one.first.first) >= 0; });
 }
 
 // The step needed all workers of the view, so those that have joined have all state.
 void StateGiver::step_ended(const MemberList& view) {
-  if (given_.empty()) return;
+  if (streams_.empty()) return;
   erase(not_kept(), [&](const auto& one) { return rank_of(view, one.first.first) >= 0; });
-  std::vector<SharedGiven> due;  // a failure may end all streams meanwhile
-  for (const auto& [key, given] : given_) {
-    if (given->waiting && !given->stream.whole()) due.push_back(given);
+  std::vector<SharedOutgoing> due;  // a failure may end all streams meanwhile
+  for (const auto& [key, outgoing] : streams_) {
+    if (outgoing->waiting && !outgoing->stream.whole()) due.push_back(outgoing);
   }
-  for (const SharedGiven& given : due) {
-    if (given->ended.ok()) answer(given, false, std::exchange(given->waiting, {}));
+  for (const SharedOutgoing& outgoing : due) {
+    if (outgoing->ended.ok()) answer(outgoing, false, std::exchange(outgoing->waiting, {}));
   }
 }
 
 void StateGiver::change_view(const MemberList& present, const MemberList& next) {
   const Status changed(Code::kViewChanged, "the workers of the job have changed");
-  for (const auto& [key, given] : given_) {
-    if (rank_of(next, key.first) >= 0 && given->waiting) std::exchange(given->waiting, {})(changed);
+  for (const auto& [key, outgoing] : streams_) {
+    if (rank_of(next, key.first) >= 0 && outgoing->waiting) std::exchange(outgoing->waiting, {})(changed);
   }
   erase(changed, [&](const auto& one) { return rank_of(present, one.first.first) >= 0; });
 }

@@ -18,7 +18,7 @@ constexpr size_t kPartBytes = 256 << 10;    // bytes of the sums in one part
 constexpr size_t kMostParts = 1024;         // in one message
 static_assert(kAnswerBytes + kPartBytes + kMostParts * 16 <= kStagingBytes);
 
-// By parameter: the number of its first element; and that of all elements.
+// By parameter: the number of its first element. The last entry is the number of all elements.
 std::vector<uint64_t> first_elements(const Model& model) {
   std::vector<uint64_t> firsts = {0};
   for (const auto& parameter : model.parameters)
@@ -62,17 +62,17 @@ void StateStream::note(const Part& update, const std::byte* sums) {
     part.count = std::min<uint64_t>(most, end - from);
     const size_t nbytes = part.count * element;
     std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[nbytes]);
-    if (!copy || logged_ + nbytes > given_) return begin_again();
+    if (!copy || logged_bytes_ + nbytes > given_bytes_) return begin_again();
     std::memcpy(copy.get(), sums + (part.begin - update.begin) * element, nbytes);
     log_.push_back({std::move(part), nbytes, std::move(copy)});
-    logged_ += nbytes;
+    logged_bytes_ += nbytes;
   }
 }
 
 // The receiver gets all elements again, and needs no sums of updates that were noted before.
 void StateStream::begin_again() {
   log_.clear();
-  logged_ = given_ = 0;
+  logged_bytes_ = given_bytes_ = 0;
   next_ = begin_;
 }
 
@@ -86,17 +86,17 @@ Status StateStream::begin_answer(DeviceContext& context, const OptimizerState& s
     answer_.push_back(update.part);
     answer_.back().data.assign(data, data + update.nbytes);
     answer_bytes_ += update.nbytes;
-    logged_ -= update.nbytes;
+    logged_bytes_ -= update.nbytes;
     log_.pop_front();
   }
   if (next_ < end_ && has_room() && !context.is_host())
     DSGD_RETURN_IF_ERROR(context.reader->wait(*context.reached));
-  while (next_ < end_ && has_room()) DSGD_RETURN_IF_ERROR(take_state(context, state));
+  while (next_ < end_ && has_room()) DSGD_RETURN_IF_ERROR(append_elements(context, state));
   return {};
 }
 
-// On a device the part's place in the staging memory is its place in the answer.
-Status StateStream::take_state(DeviceContext& context, const OptimizerState& state) {
+// On a device the part's offset in the staging memory is its offset in the answer.
+Status StateStream::append_elements(DeviceContext& context, const OptimizerState& state) {
   const auto after = std::upper_bound(first_.begin(), first_.end(), next_);
   const auto index = static_cast<size_t>(after - first_.begin()) - 1;
   const Parameter& parameter = *model_.parameters[index];
@@ -121,7 +121,7 @@ Status StateStream::take_state(DeviceContext& context, const OptimizerState& sta
         copy(bytes_at(state[parameter.index][s], part.begin * element), part.count * element));
   }
   answer_bytes_ += part.data.size();
-  given_ += part.data.size();
+  given_bytes_ += part.data.size();
   next_ += part.count;
   return {};
 }
@@ -159,8 +159,8 @@ void for_ranges(const Model& model, uint64_t begin, uint64_t end,
 
 namespace {
 
-// Bytes that the part takes in the staging memory, and in the device's.
-size_t place_of(const StateStream::Part& part) { return (part.data.size() + 15) / 16 * 16; }
+// Bytes of the part in the staging memory, and in the device's.
+size_t padded_size(const StateStream::Part& part) { return (part.data.size() + 15) / 16 * 16; }
 
 Status check_part(const StateStream::Part& part, const Model& model, bool with_state) {
   const auto invalid = [](const std::string& why) {
@@ -183,8 +183,8 @@ Status check_part(const StateStream::Part& part, const Model& model, bool with_s
 }
 
 // `data`: the part's, where the context's queue can read it. `on_device`: memory for it on the device.
-Status take_part(const StateStream::Part& part, const std::byte* data, std::byte* on_device, Model& model,
-                 DeviceContext& context, OptimizerState& state, bool with_state) {
+Status apply_part(const StateStream::Part& part, const std::byte* data, std::byte* on_device, Model& model,
+                  DeviceContext& context, OptimizerState& state, bool with_state) {
   const Parameter& parameter = *model.parameters[part.parameter];
   const DType type = wide(parameter.dtype);
   const size_t value = dtype_size(parameter.dtype), element = dtype_size(type);
@@ -230,27 +230,27 @@ Status check_parts(std::span<const StateStream::Part> parts, const Model& model,
   size_t room = kStagingBytes;
   for (const StateStream::Part& part : parts) {
     DSGD_RETURN_IF_ERROR(check_part(part, model, with_state));
-    const size_t nbytes = place_of(part);
+    const size_t nbytes = padded_size(part);
     if (nbytes > room) return Status(Code::kInternal, "too many bytes of state at once");
     room -= nbytes;
   }
   return {};
 }
 
-Status take_parts(std::span<const StateStream::Part> parts, Model& model, DeviceContext& context,
-                  OptimizerState& state, bool with_state) {
-  size_t place = 0;
+Status apply_parts(std::span<const StateStream::Part> parts, Model& model, DeviceContext& context,
+                   OptimizerState& state, bool with_state) {
+  size_t offset = 0;
   for (const StateStream::Part& part : parts) {
     if (part.count == 0) continue;
     const auto* data = reinterpret_cast<const std::byte*>(part.data.data());
     std::byte* on_device = nullptr;
     if (!context.is_host()) {
-      on_device = bytes_at(context.scratch, place);
-      std::memcpy(bytes_at(context.staging, place), data, part.data.size());
-      data = bytes_at(context.staging, place);
-      place += place_of(part);
+      on_device = bytes_at(context.scratch, offset);
+      std::memcpy(bytes_at(context.staging, offset), data, part.data.size());
+      data = bytes_at(context.staging, offset);
+      offset += padded_size(part);
     }
-    DSGD_RETURN_IF_ERROR(take_part(part, data, on_device, model, context, state, with_state));
+    DSGD_RETURN_IF_ERROR(apply_part(part, data, on_device, model, context, state, with_state));
   }
   return {};
 }

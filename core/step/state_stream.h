@@ -1,14 +1,15 @@
 // Values and optimizer state of this worker as a stream of parts, for a worker that joins while this one
-// trains on. A part has the elements of a range as they are when it is given out; all parts together have
-// each element once. Steps go on meanwhile. The sums of each later step follow, for the elements that were
-// given out before it. The receiver makes the same updates from them, by the same arithmetic.
+// trains on. A part has the elements of a range as they are when it is given out. Unless the stream begins
+// again, the parts have each element once. Steps go on meanwhile. The sums of each later step follow, for the
+// elements that were given out before it. The receiver makes the same updates from them, by the same
+// arithmetic.
 //
-// So no copy of the model is made, and no step waits. The sums wait in memory until the receiver asks for
-// them. When they have more bytes than the elements that were given out, the stream drops them and gives out
-// these elements again, as they are then.
+// So no copy of the model is made. The sums wait in memory until the receiver asks for them. If they have
+// more bytes than the elements that were given out, or if there is no memory for them, the stream begins
+// again: it drops them and gives out these elements again, with their values at that time.
 //
 // A device makes these copies between two updates, so the elements of an answer have exactly the updates that
-// were noted before begin_answer().
+// were noted before begin_answer(). The next update waits for the copies of one answer.
 //
 // Elements are numbered through all trained parameters, one after the other.
 #pragma once
@@ -32,8 +33,8 @@ class StateStream {
  public:
   using Part = transport::StateParts::Part;
 
-  // Of elements [begin, end). `with_state`: else the owners of ranges keep the optimizer's state, and give it
-  // in another way.
+  // Of elements [begin, end). `with_state`: the parts have the optimizer's state. Where the owners of ranges
+  // keep it, StatePlacement moves it.
   StateStream(const Model& model, uint64_t begin, uint64_t end, bool with_state);
   // Notes an update that is about to be made; `update` has all but the data, `sums` its elements, of the
   // parameter's wide type.
@@ -55,17 +56,17 @@ class StateStream {
     std::unique_ptr<std::byte[]> sums;
   };
 
-  Status take_state(DeviceContext& context, const OptimizerState& state);
+  Status append_elements(DeviceContext& context, const OptimizerState& state);
   void begin_again();
 
   const Model& model_;
-  const std::vector<uint64_t> first_;  // by parameter: number of its first element; and of all elements
+  const std::vector<uint64_t> first_;  // by parameter: its first element; the last entry: all elements
   const uint64_t begin_, end_;
   const bool with_state_;
-  uint64_t next_;     // element that has not been given out
-  size_t given_ = 0;  // bytes of the elements that have been
+  uint64_t next_;           // first element that has not been given out
+  size_t given_bytes_ = 0;  // of elements [begin_, next_)
   std::deque<Update> log_;
-  size_t logged_ = 0;         // bytes
+  size_t logged_bytes_ = 0;
   std::vector<Part> answer_;  // from begin_answer() to end_answer()
   size_t answer_bytes_ = 0;
 };
@@ -74,8 +75,8 @@ class StateStream {
 Status check_parts(std::span<const StateStream::Part> parts, const Model& model, bool with_state);
 // Enqueues these parts, which fit, into the context's replicas and their state. The context's staging memory
 // is in use until that is done.
-Status take_parts(std::span<const StateStream::Part> parts, Model& model, DeviceContext& context,
-                  OptimizerState& state, bool with_state);
+Status apply_parts(std::span<const StateStream::Part> parts, Model& model, DeviceContext& context,
+                   OptimizerState& state, bool with_state);
 
 // Elements of all trained parameters.
 uint64_t trained_elements(const Model& model);

@@ -1,5 +1,5 @@
-// A stream gives out each element once, then the sums of later updates; and parts that do not fit the model
-// are refused.
+// A stream gives out each element once, then the sums of later updates. If these are more bytes, or memory is
+// missing, it gives out the elements again. Parts that do not fit the model are refused.
 
 #include "core/step/state_stream.h"
 
@@ -55,11 +55,11 @@ struct Worker {
     stream->note(part, reinterpret_cast<const std::byte*>(sums.data()));
     const auto* data = reinterpret_cast<const uint8_t*>(sums.data());
     part.data.assign(data, data + sums.size() * sizeof(float));
-    EXPECT_TRUE(take_parts({&part, 1}, model, contexts.front(), state, true).ok());
+    EXPECT_TRUE(apply_parts({&part, 1}, model, contexts.front(), state, true).ok());
   }
   Status take(const StateStream::Part& part) {
     const Status fits = check_parts({&part, 1}, model, true);
-    return fits.ok() ? take_parts({&part, 1}, model, contexts.front(), state, true) : fits;
+    return fits.ok() ? apply_parts({&part, 1}, model, contexts.front(), state, true) : fits;
   }
   std::vector<StateStream::Part> answer(StateStream* stream) {
     EXPECT_TRUE(stream->begin_answer(contexts.front(), state).ok());
