@@ -63,8 +63,8 @@ void Job::end() {
   if (is_over()) return;
   phase_ = Phase::kOver;
   detector->stop();
-  log->info(cause_.ok() ? "head: all workers have left, the job is over"
-                        : "head: the job is over");  // its failure was logged before
+  log->info(cause_.ok() && end_error_.ok() ? "head: all workers have left, the job is over"
+                                           : "head: the job is over");  // the reason was logged before
   durability.remove([this](const Status& status) {
     if (!status.ok()) log->warning("head: the record of the job was not removed: " + status.message());
     on_record_removed();

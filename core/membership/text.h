@@ -1,4 +1,4 @@
-// How messages name the head, and how losses are worded.
+// Texts and errors of the membership: how they name the head and workers, and the causes of losses.
 #pragma once
 
 #include <string>
