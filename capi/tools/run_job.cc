@@ -90,8 +90,8 @@ bool LocalHead::job_is_over(std::string* failure) const {
   return status != DSGD_ERR_WAIT_TIMEOUT;
 }
 
-// The job of one run_job(). A worker's number is its rank if this `dsgd run` begins with it, without --join.
-// Workers with greater numbers join the job as it runs.
+// The job of one run_job(). Without --join, the workers that are started first have their ranks as numbers.
+// Workers with greater numbers join the running job.
 class Job {
  public:
   Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std::vector<Setting> settings,
@@ -206,9 +206,9 @@ void Job::start_worker(int number, const std::string& id) {
   started_.insert(id);
 }
 
-// Starts another worker instead of one that failed, and returns what it has done; "" if there are no restarts
-// or the job is over. If that worker cannot be started, this counts as a restart, too, and replace_missing()
-// tries again.
+// Starts another worker instead of one that failed. Returns the end of the message about it: "" without
+// --restarts, or if the job is over. If that worker cannot be started, this counts as a restart, too, and
+// replace_missing() tries again.
 std::string Job::replace(int number) {
   if (end_if_over() || options_.restarts == 0) return "";
   if (*restarts_ == 0) return "no restart is left";

@@ -33,8 +33,7 @@ class Supervisor {
 
   // Prints `note` when it is due, and at an interrupt.
   void announce(std::shared_ptr<WaitNote> note) { notes_.push_back(std::move(note)); }
-  // Activates `head` while a worker dials the head and none has been answered, and `others` while a worker
-  // waits for the job to begin.
+  // Activates `others` while a worker waits for the job to begin, else `head` while a worker dials the head.
   void announce_joins(std::shared_ptr<WaitNote> head, std::shared_ptr<WaitNote> others);
   // Throws a Failure if the command cannot be started.
   void start(const Child& child);
@@ -45,7 +44,7 @@ class Supervisor {
   void wait_until(const std::function<bool()>& enough);
   // Waits until all children have ended. Returns 0, or the exit status of the child that failed first. If
   // that child's failure names a worker of another child, and the other child then fails too, returns the
-  // other child's status.
+  // other child's status. After an interrupt returns 128 + the signal, after fail() the status that it names.
   int wait();
   // After the last wait(): waits for the reader of the output. Returns the status of wait(), or instead of 0
   // that of an interrupt, or 1 if output of workers was lost.
@@ -61,8 +60,8 @@ class Supervisor {
     replace_ = std::move(replace);
     head_is_here_ = true;
   }
-  // The same with a head elsewhere. Only that head knows how many workers are left; if the job does not go
-  // on, the others fail by themselves.
+  // As tolerate_failures(), but for a head elsewhere: a child may fail while another worker is left here.
+  // That head decides whether the job goes on; if it does not, the others fail by themselves.
   void leave_failures_to_head(uint32_t min_workers) {
     min_workers_ = std::min(min_workers, 1U);
     head_is_here_ = false;
@@ -81,8 +80,10 @@ class Supervisor {
   // failed, even if they still run. Continues those that are stopped. Each has half of the grace to end by
   // itself, then gets SIGTERM, and SIGKILL when the grace is over.
   void note_lost(const std::map<std::string, pid_t>& workers);
-  uint32_t running_workers() const;    // but for those that have left or were lost
-  uint32_t succeeded_workers() const;  // have ended with status 0, or have left and still run
+  // Returns the number of workers that run, without those that have left, were lost or have been stopped.
+  uint32_t running_workers() const;
+  // Returns the number of workers that have ended with status 0, or have left and still run.
+  uint32_t succeeded_workers() const;
   // Ends all children. The status is that of the last failure that was tolerated, or 1.
   void fail(const std::string& why);
   // Kills the worker that was started last, and returns its id. This is no failure. It uses SIGKILL, since on

@@ -69,16 +69,17 @@ void Supervisor::on_exit(ChildProcess& child) {
     print_message("%s\n", lost_service_.c_str());
     return;
   }
-  // The head here knows that the others go on without a lost worker. Elsewhere it may know of others.
-  const bool others_go_on =
-      (child.lost && head_is_here_) ||
-      (min_workers_ > 0 && good_workers() >= min_workers_ && child.workers > 0 && job_has_begun());
+  // A head elsewhere may have lost other workers, too, and end the job.
+  const bool head_goes_on = child.lost && head_is_here_;
+  const bool others_go_on = head_goes_on || (min_workers_ > 0 && good_workers() >= min_workers_ &&
+                                             child.workers > 0 && job_has_begun());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     std::string then = replace_ ? replace_(child.first_rank) : "";
     if (then.empty())
-      then = lost_service_.empty() ? "the head decides whether the others go on"
-                                   : "the job cannot go on without its head";
+      then = !lost_service_.empty() ? "the job cannot go on without its head"
+             : head_goes_on         ? "the others go on"
+                                    : "the head decides whether the others go on";
     print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
                   ending_ ? "" : ("; " + then).c_str());
     return;

@@ -126,7 +126,7 @@ class JobWithStoppedWorker(Job):
 
     def check(self):
         super().check()
-        if not any(line.startswith("dsgd run: [1] ") and "has ended; the head decides whether the others go on" in line for line in self.errors):
+        if not any(line.startswith("dsgd run: [1] ") and "has ended; the others go on" in line for line in self.errors):
             self.problems.append("the worker that was stopped has not ended before the others")
 
 
