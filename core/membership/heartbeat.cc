@@ -71,6 +71,12 @@ void Heartbeat::send_leave() {
       }));
 }
 
+void Heartbeat::check_stop(std::function<void(const Status&)> done) {
+  loop().post([self = shared_from_this(), done = std::move(done)] {
+    done(self->was_stopped_past_lease() ? self->stopped_error() : Status());
+  });
+}
+
 void Heartbeat::stop(std::function<void()> stopped) {
   loop().post([self = shared_from_this(), stopped = std::move(stopped)] {
     self->state_ = State::kOver;

@@ -64,6 +64,9 @@ class Heartbeat : public std::enable_shared_from_this<Heartbeat> {
   void leave(const transport::Leave& message, std::function<void()> left);
   // When the head last answered that it stores the job's record; 0: it never has. Any thread.
   transport::Time stored_at() const { return stored_at_; }
+  // Tells `done`, on the network's loop, whether this process was stopped until its lease was over: an error
+  // that says so, or OK. Any thread; the network must be alive.
+  void check_stop(std::function<void(const Status&)> done);
   // Any thread; the network must be alive. `stopped` (may be empty) is called on the network's loop; nothing
   // is called after it. The heartbeat closes its connection there.
   void stop(std::function<void()> stopped);

@@ -96,10 +96,17 @@ void Member::Impl::heartbeat_failed(Status why) {
   break_down(own_lease && views_change() ? evicted(views.own(), why) : why);
 }
 
+// To a worker that was stopped for longer than a lease and is no longer in the view, the head has closed the
+// connection.
 void Member::Impl::head_lost(const std::string& how, Code code) {
   if (views.host_left()) return on_head_left();
   drop_channel(false);
-  break_down(Status(code, head_name() + " " + how).with_rank(views.present().head_rank, views.head_host()));
+  const Status lost =
+      Status(code, head_name() + " " + how).with_rank(views.present().head_rank, views.head_host());
+  if (!heartbeat) return break_down(lost);
+  heartbeat->check_stop(on_loop([lost](Impl& self, const Status& stopped) {
+    stopped.ok() ? self.break_down(lost) : self.heartbeat_failed(stopped);
+  }));
 }
 
 // The head has gone in good order, with the worker that hosted it.

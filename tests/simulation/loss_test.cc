@@ -1151,6 +1151,22 @@ TEST(Loss, AWorkerThatWasStoppedIsToldThatTheOthersWentOn) {
   EXPECT_EQ(close->status.code(), Code::kEvicted) << "whether a step or a call between two has failed";
 }
 
+// While it is stopped, the head tells it of the other loss. So no call of it waits when it is evicted.
+TEST(Loss, AWorkerThatWasStoppedDuringAnotherLossIsToldThatItWasEvicted) {
+  for (Duration after = 1ms; after < 40ms; after += 4ms) {
+    Outcome outcome({.workers = 4,
+                     .steps = 500,
+                     .losses = {{1, 2ms, Loss::kPause}, {2, 2ms + after, Loss::kKill}},
+                     .delay = {5ms, 10ms}});
+    SCOPED_TRACE(after.count());
+    ASSERT_TRUE(outcome.ended);
+    EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+    const NotedCall* failure = outcome.cluster().first_failure(1);
+    ASSERT_TRUE(failure) << outcome.cluster().history(1);
+    EXPECT_EQ(failure->status.code(), Code::kEvicted) << failure->status.message();
+  }
+}
+
 TEST(Loss, IsRefusedIfOneWorkerAloneHoldsTheOptimizerState) {
   const auto expect_refused = [](const Job& job, const std::string& what) {
     Outcome outcome(job);
