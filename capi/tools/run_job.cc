@@ -155,9 +155,11 @@ Job::Job(const RunOptions& options, const std::vector<CommandGroup>& groups, std
 
 int Job::run() {
   if (head_is_here_) start_head();
+  apply_to_config(settings_, head_config_);
   if (has_rank_0_) announce();
   if (head_is_here_) {
-    supervisor_->tolerate_failures(least_, [this](int number) { return replace(number); });
+    supervisor_->tolerate_failures(
+        least_, [this](int number) { return replace(number); }, [this] { return job_state(head_config_); });
   } else {
     supervisor_->leave_failures_to_head(least_);
     if (options_.join) supervisor_->join_running_job();
@@ -253,7 +255,6 @@ bool Job::end_if_over() {
 }
 
 void Job::follow_head() {
-  apply_to_config(settings_, head_config_);
   if (!head_is_here_) return follow_other_head();
   if (token_is_given_) {
     print_message("dsgd run: the head listens at %s (for dsgd status and dsgd scale)\n", head_.address());
@@ -297,9 +298,7 @@ void Job::scale(const JobState& job) {
   const uint32_t running = supervisor_->running_workers();
   if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
     view_ = 0;  // earlier steps do not show that all workers make steps now
-    const auto others =
-        static_cast<uint32_t>(std::count_if(job.present.begin(), job.present.end(),
-                                            [&](const std::string& id) { return !started_.contains(id); }));
+    const uint32_t others = job.others(started_);
     most_workers_ = job.wanted_workers > others ? job.wanted_workers - others : 1;
     if (running != most_workers_)
       print_message("dsgd run: scaling from %u to %u workers\n", running + others, most_workers_ + others);

@@ -206,6 +206,11 @@ std::optional<std::pair<uint64_t, uint64_t>> steps_in_view(const json& job) {
 
 }  // namespace
 
+uint32_t JobState::others(const std::set<std::string>& own) const {
+  return static_cast<uint32_t>(std::count_if(
+      present.begin(), present.end(), [&](const auto& worker) { return !own.contains(worker.first); }));
+}
+
 std::optional<JobState> job_state(const OwnedConfig& config) {
   try {
     const json job = json::parse(job_status(config, 1));
@@ -216,10 +221,10 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
     }
     for (const json& worker : job["workers"]) {
       const std::string id = worker["worker_id"];
-      if (worker["state"] == "lost") {
-        state.lost[id] = worker["pid"];
+      if (worker["state"] == "left") {
+        state.left.insert(id);
       } else {
-        (worker["state"] == "left" ? state.left : state.present).insert(id);
+        (worker["state"] == "lost" ? state.lost : state.present)[id] = worker["pid"];
       }
     }
     state.failed = job["state"] == "failed";

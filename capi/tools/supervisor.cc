@@ -111,6 +111,24 @@ uint32_t Supervisor::good_workers() const {
       [](const ChildProcess& child) { return child.succeeded || (child.pid != 0 && !child.lost); });
 }
 
+bool Supervisor::enough_are_left() const {
+  const uint32_t own = good_workers();
+  if (own == 0 || own >= min_workers_ || !ask_head_) return own >= min_workers_;
+  std::set<std::string> ids;
+  for (const auto& child : children_) ids.insert(child->worker_id);
+  const auto job = ask_head_();
+  return job && own + job->others(ids) >= min_workers_;
+}
+
+// Whether a command has ended before its worker, which is still in the job.
+bool Supervisor::leaves_worker_behind(const ChildProcess& child) const {
+  if (!ask_head_ || ending_ || !child.is_at_work()) return false;
+  const auto job = ask_head_();
+  if (!job) return false;
+  const auto worker = job->present.find(child.worker_id);
+  return worker != job->present.end() && worker->second != child.pid && getpgid(worker->second) == child.pid;
+}
+
 uint32_t Supervisor::succeeded_workers() const {
   return count_workers(
       [](const ChildProcess& child) { return child.succeeded || (child.pid != 0 && child.left); });
@@ -129,7 +147,7 @@ void Supervisor::note_lost(const std::map<std::string, pid_t>& workers) {
     const auto lost = workers.find(child->worker_id);
     if (ending_ || lost == workers.end() || child->lost || child->dismissed || child->has_exited()) continue;
     // At the address of a head elsewhere, the head of another job may serve, whose workers have the same ids.
-    if (!head_is_here_ && getpgid(lost->second) != child->pid) continue;
+    if (!ask_head_ && getpgid(lost->second) != child->pid) continue;
     print_message("dsgd run: [%s] %s is no longer in the job; ending it\n", child->name.c_str(),
                   child->command[0].c_str());
     child->lost = true;
@@ -279,6 +297,7 @@ void Supervisor::reset() {
   head_.reset(), others_.reset();
   unjoined_ = nullptr;
   replace_ = nullptr;
+  ask_head_ = nullptr;
   task_ = nullptr;
   awaited_ = nullptr;
   status_ = tolerated_ = 0;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -52,19 +53,21 @@ class Supervisor {
   // The reports of the workers. Those on other hosts come from the `dsgd run` there.
   WorkerReports& reports() { return reports_; }
   // Once the job has begun, a child with workers may fail without ending the others if at least `min_workers`
-  // workers are left in the others. 0: no child may fail. After a failure that is tolerated, `replace` is
+  // workers are left, one of them in another child. 0: no child may fail. `ask_head` returns the state of the
+  // job, in which others may have started workers, too. After a failure that is tolerated, `replace` is
   // called with the child's rank. It returns the end of the message ("it is started again"), or "" if it has
   // done nothing. It may call fail().
-  void tolerate_failures(uint32_t min_workers, std::function<std::string(int first_rank)> replace) {
+  void tolerate_failures(uint32_t min_workers, std::function<std::string(int first_rank)> replace,
+                         std::function<std::optional<JobState>()> ask_head) {
     min_workers_ = min_workers;
     replace_ = std::move(replace);
-    head_is_here_ = true;
+    ask_head_ = std::move(ask_head);
   }
   // As tolerate_failures(), but for a head elsewhere: a child may fail while another worker is left here.
   // That head decides whether the job goes on; if it does not, the others fail by themselves.
   void leave_failures_to_head(uint32_t min_workers) {
     min_workers_ = std::min(min_workers, 1U);
-    head_is_here_ = false;
+    ask_head_ = nullptr;
   }
   // The job has begun before the children start.
   void join_running_job() { job_runs_ = true; }
@@ -114,6 +117,8 @@ class Supervisor {
   template <typename Counts>
   uint32_t count_workers(Counts counts) const;
   uint32_t good_workers() const;
+  bool enough_are_left() const;
+  bool leaves_worker_behind(const ChildProcess& child) const;
   std::chrono::steady_clock::time_point next_event() const;
 
   const std::chrono::milliseconds grace_;
@@ -130,8 +135,8 @@ class Supervisor {
   int status_ = 0;                          // exit status of the failure that ends the children
   int tolerated_ = 0;                       // exit status of the last failure that did not end them
   uint32_t min_workers_ = 0;
-  std::function<std::string(int)> replace_;  // null if the head is elsewhere
-  bool head_is_here_ = false;
+  std::function<std::string(int)> replace_;
+  std::function<std::optional<JobState>()> ask_head_;  // null if the head is elsewhere
   std::function<void()> task_;
   std::chrono::milliseconds interval_{};
   std::chrono::steady_clock::time_point task_at_;

@@ -35,6 +35,7 @@ void Supervisor::blame_unjoined() {
 
 void Supervisor::on_exit(ChildProcess& child) {
   close(std::exchange(child.pidfd, -1));
+  const bool left_behind = leaves_worker_behind(child);
   // The zombie is kept until its group has been killed, so that the group's number cannot belong to others.
   kill(-child.pid, SIGKILL);
   guard_.forget(child.pid);
@@ -47,7 +48,8 @@ void Supervisor::on_exit(ChildProcess& child) {
   child.errors->copy_all();
   reports_.take();  // all that it has reported
   reports_.forget(child.first_rank);
-  const int status = child.lost ? std::max(exit_status(wait_status), 1) : exit_status(wait_status);
+  const int least = child.lost || left_behind ? 1 : 0;
+  const int status = std::max(exit_status(wait_status), least);
   child.succeeded = status == 0;
   if (child.succeeded && child.workers > 0) unjoined_ = &child;
   follow_joins();
@@ -60,8 +62,9 @@ void Supervisor::on_exit(ChildProcess& child) {
   }
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                          : wait_status == 0 ? " has ended"
-                                             : " failed with status " + std::to_string(status);
+                          : left_behind && wait_status == 0 ? " has ended before its worker, which was killed"
+                          : wait_status == 0                ? " has ended"
+                                                            : " failed with status " + std::to_string(status);
   if (child.service) {
     if (status == 1 || children_.size() == 1) return;  // the head has said why, or run_on_hosts() does
     lost_service_ =
@@ -70,9 +73,9 @@ void Supervisor::on_exit(ChildProcess& child) {
     return;
   }
   // A head elsewhere may have lost other workers, too, and end the job.
-  const bool head_goes_on = child.lost && head_is_here_;
-  const bool others_go_on = head_goes_on || (min_workers_ > 0 && good_workers() >= min_workers_ &&
-                                             child.workers > 0 && job_has_begun());
+  const bool head_goes_on = child.lost && ask_head_;
+  const bool others_go_on =
+      head_goes_on || (min_workers_ > 0 && child.workers > 0 && job_has_begun() && enough_are_left());
   if (!ending_ && others_go_on) {
     tolerated_ = status;
     std::string then = replace_ ? replace_(child.first_rank) : "";

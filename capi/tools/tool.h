@@ -90,17 +90,19 @@ void add_job_options(CLI::App& app, JobOptions* options);  // but for the one th
 // `own`: a further option; ignored if its value is empty.
 void configure(const OwnedConfig& config, const JobOptions& options, const Setting& own = {});
 
-// The part of the head's status that `dsgd run` follows. Sets hold ids of workers.
+// The part of the head's status that `dsgd run` follows. Workers are named by their ids.
 struct JobState {
   uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
   std::set<std::string> left;                       // in good order
-  std::set<std::string> present;
-  std::map<std::string, pid_t> lost;  // and their processes
+  std::map<std::string, pid_t> present, lost;       // and their processes
   bool failed = false;
   uint64_t view = 0;
   // The steps that the workers of the view have made, the fewest and the most. nullopt: some have not
   // reported since they are in this view.
   std::optional<std::pair<uint64_t, uint64_t>> steps;
+
+  // Returns how many workers are present that others have started. `own`: all other workers.
+  uint32_t others(const std::set<std::string>& own) const;
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
 
