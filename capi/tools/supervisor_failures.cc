@@ -37,17 +37,19 @@ void Supervisor::on_exit(ChildProcess& child) {
   close(std::exchange(child.pidfd, -1));
   const bool left_behind = leaves_worker_behind(child);
   // The zombie is kept until its group has been killed, so that the group's number cannot belong to others.
-  kill(-child.pid, SIGKILL);
-  guard_.forget(child.pid);
+  const pid_t group = child.pid;
+  kill(-group, SIGKILL);
+  guard_.forget(group);
   int wait_status = 0;
-  waitpid(child.pid, &wait_status, 0);
+  waitpid(group, &wait_status, 0);
   child.pid = 0;
   child.signal_at = std::chrono::steady_clock::time_point::max();
   child.close_input();
   child.output->copy_all();
   child.errors->copy_all();
   reports_.take();  // all that it has reported
-  reports_.forget(child.first_rank);
+  reports_.forget(child.first_rank, 0);
+  reports_.forget(-1, group);
   const int least = child.lost || left_behind ? 1 : 0;
   const int status = std::max(exit_status(wait_status), least);
   child.succeeded = status == 0;

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "capi/tools/output_queue.h"
@@ -16,15 +17,16 @@
 namespace dsgd_tool {
 namespace {
 
-// Any process on this machine can send to the socket. Reports of other users are ignored.
-bool is_ours(msghdr& message) {
+// Returns the sender's process. Any process on this machine can send to the socket. Reports of other users
+// are ignored: nullopt.
+std::optional<pid_t> sender_of(msghdr& message) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
     ucred sender{};
     std::memcpy(&sender, CMSG_DATA(part), sizeof sender);
-    return sender.uid == geteuid();
+    if (sender.uid == geteuid()) return sender.pid;
   }
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -57,13 +59,14 @@ void WorkerReports::take() {
     const ssize_t n = recvmsg(fd_, &message, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return;
-    if (is_ours(message)) note(std::string(text, static_cast<size_t>(n)));
+    if (const auto sender = sender_of(message))
+      note(std::string(text, static_cast<size_t>(n)), getpgid(*sender));  // -1: it has ended
   }
 }
 
 // "RANK KIND CAUSE TEXT": see capi/src/reporter.h. Ignores what it does not know; another version may have
 // sent it.
-void WorkerReports::note(const std::string& report) {
+void WorkerReports::note(const std::string& report, pid_t group) {
   std::istringstream words(report);
   int rank = -1, cause = -1;
   std::string kind, text;
@@ -74,13 +77,15 @@ void WorkerReports::note(const std::string& report) {
         .add(std::string(kReport) + std::to_string(rank) + " " + kind + " " + std::to_string(cause) + " " +
                  text + "\n",
              true);
-  if (kind == "dialing") {
-    waiting_.erase(rank);
-    dialing_.insert(rank);
+  const std::pair waiter(rank, rank < 0 ? group : 0);
+  const bool has_ended = waiter.second < 0;
+  if (kind == "dialing" && !has_ended) {
+    waiting_.erase(waiter);
+    dialing_.insert(waiter);
     head_error_ = text;
-  } else if (kind == "waiting") {
-    dialing_.erase(rank);
-    waiting_.insert(rank);
+  } else if (kind == "waiting" && !has_ended) {
+    dialing_.erase(waiter);
+    waiting_.insert(waiter);
     progress_ = text;
   } else if (kind == "joined") {  // the job begins with all workers, so all have come
     ++joins_;
@@ -88,7 +93,7 @@ void WorkerReports::note(const std::string& report) {
     waiting_.clear();
     causes_.erase(rank);
   } else if (kind == "failed") {
-    forget(rank);
+    forget(rank, group);
     if (cause != rank) causes_[rank] = {cause, ++failures_};  // else it aborts the job, maybe because of that
   } else if (kind == "recovered") {
     causes_.erase(rank);
@@ -103,9 +108,10 @@ void WorkerReports::reset() {
   joins_ = 0;
 }
 
-void WorkerReports::forget(int rank) {
-  dialing_.erase(rank);
-  waiting_.erase(rank);
+void WorkerReports::forget(int rank, pid_t group) {
+  const std::pair waiter(rank, rank < 0 ? group : 0);
+  dialing_.erase(waiter);
+  waiting_.erase(waiter);
 }
 
 int WorkerReports::cause(int rank) const {

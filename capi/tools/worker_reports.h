@@ -5,6 +5,9 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+
+#include <sys/types.h>
 
 namespace dsgd_tool {
 
@@ -18,11 +21,13 @@ class WorkerReports {
   const std::string& address() const { return address_; }  // value of the key
   int fd() const { return fd_; }                           // readable when there are reports
   void take();                                             // all that have come; never waits
-  void note(const std::string& report);                    // one, from another supervisor
+  // One from another supervisor, or of a worker in this process group.
+  void note(const std::string& report, pid_t group = 0);
   // Writes reports of waiting and of joining to standard output, for the supervisor of this process.
   void pass_on() { passes_on_ = true; }
-  void forget(int rank);  // this worker has ended
-  void reset();           // so have all, and others will come
+  // This worker has ended. `rank` -1: it had none, and ran in this process group.
+  void forget(int rank, pid_t group);
+  void reset();  // all have ended, and others will come
   // Returns the rank that the last failure of `rank` names; or, if that one had failed before, the rank that
   // its failure names, and so on. -1: none.
   int cause(int rank) const;
@@ -41,7 +46,8 @@ class WorkerReports {
   };
   std::map<int, Cause> causes_;  // by rank
   uint64_t failures_ = 0;
-  std::set<int> dialing_, waiting_;  // ranks
+  // The ranks of workers, or -1 and their process group.
+  std::set<std::pair<int, pid_t>> dialing_, waiting_;
   uint32_t joins_ = 0;
   bool passes_on_ = false;
 };
