@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "capi/tools/remote.h"
@@ -153,6 +156,18 @@ bool ChildProcess::interrupt() {
 bool ChildProcess::has_exited() const {
   pollfd exit{pidfd, POLLIN, 0};
   return pid == 0 || poll(&exit, 1, 0) > 0;
+}
+
+bool runs_in_group(pid_t pid, pid_t group) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");  // "42 (name) S PARENT GROUP ..."
+  std::string text;
+  std::getline(file, text, '\0');
+  const size_t name_end = text.rfind(')');
+  if (name_end == text.npos) return false;
+  std::istringstream words(text.substr(name_end + 1));
+  char state = 0;
+  pid_t parent = 0, its_group = 0;
+  return words >> state >> parent >> its_group && state != 'Z' && its_group == group;
 }
 
 std::unique_ptr<ChildProcess> start_child(const Child& child, GroupGuard* guard, const sigset_t& mask) {

@@ -67,6 +67,10 @@ struct ChildProcess : Child {
   std::unique_ptr<LineOutput> output, errors;
 };
 
+// Returns whether this process runs in this process group. One that has ended, and that its parent has not
+// waited for yet, does not.
+bool runs_in_group(pid_t pid, pid_t group);
+
 // Forks, and runs the command with `mask` as its signal mask. `guard` watches its group. Throws a Failure if
 // the command cannot be started.
 std::unique_ptr<ChildProcess> start_child(const Child& child, GroupGuard* guard, const sigset_t& mask);

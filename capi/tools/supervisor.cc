@@ -113,11 +113,14 @@ uint32_t Supervisor::good_workers() const {
 
 bool Supervisor::enough_are_left() const {
   const uint32_t own = good_workers();
-  if (own == 0 || own >= min_workers_ || !ask_head_) return own >= min_workers_;
+  if (own >= min_workers_ || !ask_head_) return own >= min_workers_;
   std::set<std::string> ids;
   for (const auto& child : children_) ids.insert(child->worker_id);
   const auto job = ask_head_();
-  return job && own + job->others(ids) >= min_workers_;
+  if (!job) return false;
+  const auto left = std::count_if(job->left.begin(), job->left.end(),
+                                  [&](const std::string& id) { return !ids.contains(id); });
+  return own + job->others(ids) + static_cast<uint32_t>(left) >= min_workers_;
 }
 
 // Whether a command has ended before its worker, which is still in the job.
@@ -126,7 +129,8 @@ bool Supervisor::leaves_worker_behind(const ChildProcess& child) const {
   const auto job = ask_head_();
   if (!job) return false;
   const auto worker = job->present.find(child.worker_id);
-  return worker != job->present.end() && worker->second != child.pid && getpgid(worker->second) == child.pid;
+  return worker != job->present.end() && worker->second != child.pid &&
+         runs_in_group(worker->second, child.pid);
 }
 
 uint32_t Supervisor::succeeded_workers() const {

@@ -79,15 +79,17 @@ void Supervisor::on_exit(ChildProcess& child) {
   const bool others_go_on =
       head_goes_on || (min_workers_ > 0 && child.workers > 0 && job_has_begun() && enough_are_left());
   if (!ending_ && others_go_on) {
-    tolerated_ = status;
     std::string then = replace_ ? replace_(child.first_rank) : "";
     if (then.empty())
       then = !lost_service_.empty() ? "the job cannot go on without its head"
              : head_goes_on         ? "the others go on"
                                     : "the head decides whether the others go on";
-    print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
-                  ending_ ? "" : ("; " + then).c_str());
-    return;
+    if (ending_ || good_workers() > 0) {  // otherwise the head, which is here, ends
+      tolerated_ = status;
+      print_message("dsgd run: [%s] %s%s%s\n", child.name.c_str(), child.command[0].c_str(), how.c_str(),
+                    ending_ ? "" : ("; " + then).c_str());
+      return;
+    }
   }
   report_first_failure(child, child.command[0] + how, status);
 }

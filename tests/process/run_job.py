@@ -4,6 +4,8 @@
 run_job.py DSGD LOSS_WORKER
 
 Another `dsgd run --join` starts a worker of its job. So the job has enough workers when one of its own is killed, and goes on.
+A dsgd run with one worker, which is killed, starts another one and the job goes on, too. Without a restart it fails, since its
+head ends.
 
 Then each command ends with status 0 and leaves its worker behind. The workers are killed, and dsgd run says so and fails.
 """
@@ -13,19 +15,20 @@ import subprocess
 import sys
 import tempfile
 
-ELASTIC = ["--set", "min_workers=2", "--set", "max_workers=3", "--set", "lease=2s"]
-
 DESERTS = """
 "$WORKER" $DSGD_RANK 100000 100001 1000 >"$FOLDER/$DSGD_RANK" &
 until grep -q "^step " "$FOLDER/$DSGD_RANK"; do sleep 0.1; done
 """
 
 
-def lose_with_others(dsgd, worker, environment):
+def lose_with_others(dsgd, worker, environment, own_workers, options, expected):
     environment = environment | {"DSGD_TOKEN": "secret"}
-    command = ["--", worker, "0", "100000", "100001", "10000"]
-    own = subprocess.Popen([dsgd, "run", "-n", "2", *ELASTIC, "--", "sh", "-c", f'echo "pid $$"; exec "{worker}" $DSGD_RANK 100000 100001 10000'],
-                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    workers = str(own_workers)
+    settings = ["--set", f"min_workers={workers}", "--set", f"max_workers={own_workers + 1}", "--set", "lease=2s"]
+    steps = ["100000", "100001", "10000"]
+    pipes = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    script = f'echo "pid $$"; exec "{worker}" $DSGD_RANK {" ".join(steps)}'
+    own = subprocess.Popen([dsgd, "run", "-n", workers, *options, *settings, "--", "sh", "-c", script], **pipes)
     joined, pids, lines, killed = None, {}, [], False
     for line in own.stdout:
         name, _, rest = line.rstrip("\n").partition("] ")
@@ -38,20 +41,21 @@ def lose_with_others(dsgd, worker, environment):
             lines.append(line[:200])
             continue
         if not joined:
-            joined = subprocess.Popen([dsgd, "run", "--join", "-n", "1", "--head", head, "--num-workers", "2", *ELASTIC, *command[:2], "2",
-                                       *command[3:]], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            joined = subprocess.Popen([dsgd, "run", "--join", "-n", "1", "--head", head, "--num-workers", workers, *settings, "--", worker,
+                                       "7", *steps], **pipes)
         size = int(words[3])
-        if size == 3 and not killed:
-            os.kill(pids["[1"], signal.SIGKILL)
+        if size == own_workers + 1 and not killed:
+            os.kill(pids.pop(f"[{own_workers - 1}"), signal.SIGKILL)
             killed = True
-        elif killed and size == 2 and pids:
-            os.kill(pids["[0"], signal.SIGTERM)  # stops all workers after the same step
+        elif killed and size == 2 and name in pids:
+            os.kill(pids[name], signal.SIGTERM)  # stops all workers after the same step
             pids = {}
     other = joined.communicate(timeout=100)[0] if joined else ""
-    statuses = own.wait(timeout=100), joined.returncode if joined else None
-    if statuses == (0, 0) and killed and not pids and "values " in other:
+    status = own.wait(timeout=100)
+    if status == expected and killed and ("] values " in other) == (expected == 0):
         return 0
-    print("FAILED:", f"the two dsgd run ended with {statuses}", *(line[:100] for line in lines[-20:] + other.splitlines()[-20:]), sep="\n  ")
+    print("FAILED:", f"{workers} own workers, {options}: dsgd run ended with {status}",
+          *(line[:100] for line in lines[-20:] + other.splitlines()[-20:]), sep="\n  ")
     return 1
 
 
@@ -72,7 +76,9 @@ def main():
         print(__doc__)
         return 2
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSGD_")}
-    return lose_with_others(*sys.argv[1:], environment) or desert(*sys.argv[1:], environment)
+    programs = sys.argv[1:]
+    return (lose_with_others(*programs, environment, 2, [], 0) or lose_with_others(*programs, environment, 1, ["--restarts", "1"], 0) or
+            lose_with_others(*programs, environment, 1, [], 128 + signal.SIGKILL) or desert(*programs, environment))
 
 
 if __name__ == "__main__":

@@ -1463,7 +1463,7 @@ Job draw(uint64_t seed, Random random) {
 // member of that view has closed its session in the view before.
 TEST(HeadLoss, AViewWithAWorkerThatHasClosedIsFollowedByOneWithoutIt) {
   constexpr uint64_t kSeed = 341843;
-  int times = 0;
+  [[maybe_unused]] int times = 0;
   for (Duration later{}; later < 60ms; later += 1ms) {
     Job job = draw(kSeed, Random(kSeed * 0x9e3779b97f4a7c15u + 3));
     job.joins[0] += later;
