@@ -320,6 +320,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
       "    dsgd run -n 1 -- ./trainer : -n 2 python3 train.py : -n 1 java -jar trainer.jar\n"
       "Workers get DSGD_HEAD, DSGD_NUM_WORKERS, DSGD_RANK, DSGD_WORKER_ID, DSGD_SUPERVISOR,\n"
       "DSGD_EMBED_HEAD=never and, if the head is started here and no token is set, a random DSGD_TOKEN.\n"
+      "A command must not end before its worker: its process group is killed then.\n"
       "When one fails and the job cannot go on without it, the others get SIGTERM, then SIGKILL. The exit\n"
       "status is that of the worker that failed first (128 + signal if it was killed). If other workers\n"
       "report which worker caused the failure, that worker counts as the first, and has half of --grace to\n"
