@@ -302,7 +302,7 @@ Command add_run(CLI::App& app, std::vector<std::string> words) {
          "--restarts", options->restarts,
          "Number of restarts after a failure (default 0). If the job goes on without the worker "
          "(min_workers), only that worker is started again; otherwise all workers are, and continue from "
-         "their last checkpoint if the program loads it")
+         "their last checkpoint if the program loads it. Not with --head or --join")
       ->check(whole_number(0, kMaxRestarts))
       ->excludes("--hosts")
       ->excludes("--hostfile");

@@ -213,6 +213,8 @@ void Job::start_worker(int number, const std::string& id) {
 // replace_missing() tries again.
 std::string Job::replace(int number) {
   if (end_if_over() || options_.restarts == 0) return "";
+  // While `dsgd scale` has too many workers stopped.
+  if (supervisor_->running_workers() >= most_workers_) return "fewer workers are wanted";
   if (*restarts_ == 0) return "no restart is left";
   --*restarts_;
   // No id is used twice.
