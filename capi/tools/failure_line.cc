@@ -5,22 +5,22 @@
 namespace dsgd_tool {
 namespace {
 
-const std::string kPrefix = "dsgd run: ", kFailedFirst = " failed first: ",
-                  kLater = " failed, which ended the job: ", kBecause = " failed because of rank ";
+const std::string kPrefix = "dsgd run: ", kFailedFirst = " failed first: ", kFailedLast = " failed last: ",
+                  kBecause = " failed because of rank ";
 
 }  // namespace
 
 std::string FailureLine::text() const {
   const std::string middle = cause >= 0 ? kBecause + std::to_string(cause) + ": "
                              : first    ? kFailedFirst
-                                        : kLater;
+                                        : kFailedLast;
   return kPrefix + child + middle + how;
 }
 
 std::optional<FailureLine> FailureLine::parse(const std::string& line) {
   if (!line.starts_with(kPrefix + "worker ")) return std::nullopt;
   const auto child_before = [&](size_t at) { return line.substr(kPrefix.size(), at - kPrefix.size()); };
-  for (const auto* middle : {&kFailedFirst, &kLater}) {
+  for (const auto* middle : {&kFailedFirst, &kFailedLast}) {
     if (const size_t at = line.find(*middle); at != std::string::npos)
       return FailureLine{child_before(at), -1, line.substr(at + middle->size()), middle == &kFailedFirst};
   }

@@ -1,5 +1,5 @@
-// The line with which `dsgd run` names the worker whose failure ended the job. `dsgd run --hosts` parses it
-// from the standard error of the supervised `dsgd run` on each host.
+// The line with which `dsgd run` names the worker after whose failure it ended the others. `dsgd run --hosts`
+// parses it from the standard error of the supervised `dsgd run` on each host.
 #pragma once
 
 #include <optional>
