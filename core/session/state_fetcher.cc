@@ -158,9 +158,8 @@ void StateFetcher::on_applied(size_t index, uint64_t view, const StateParts& ans
   for (const StateParts::Part& part : answer.parts) nbytes += part.data.size();
   if (!in_view_) {
     source.fetched += nbytes;
-    enter_if_too_slow(source);
     ask(index);
-    return enter_if_whole();
+    return is_too_slow(sources_[index]) ? enter_now() : enter_if_whole();
   }
   fetched_in_view_ += nbytes;
   if (!then_) return;
@@ -197,14 +196,16 @@ void StateFetcher::enter_if_whole() {
 }
 
 // A stream of which so much has come and that was never whole begins again and again: the others make steps
-// faster than this worker fetches their sums.
-void StateFetcher::enter_if_too_slow(const Source& source) {
+// faster than this worker fetches their sums. Logs this once.
+bool StateFetcher::is_too_slow(const Source& source) {
   constexpr size_t kMostTimes = 3;  // that the elements travel
-  if (source.whole || source.fetched / kMostTimes < source.nbytes || entering_) return;
-  state_.log->debug(
-      "this worker enters the view before it has all state: " + state_.mesh->members().name(source.rank) +
-      " makes steps faster than it fetches their sums");
-  enter_now();
+  if (source.whole || source.fetched / kMostTimes < source.nbytes) return false;
+  if (!entering_) {
+    state_.log->debug(
+        "this worker enters the view before it has all state: " + state_.mesh->members().name(source.rank) +
+        " makes steps faster than it fetches their sums");
+  }
+  return true;
 }
 
 void StateFetcher::enter_now() {

@@ -76,7 +76,7 @@ class StateFetcher {
   void on_applied(size_t index, uint64_t view, const transport::StateParts& answer);
   void on_digests_compared(size_t index, bool equal);
   void enter_if_whole();
-  void enter_if_too_slow(const Source& source);
+  bool is_too_slow(const Source& source);
   void enter_now();
   void change_source(size_t index);
 
