@@ -80,12 +80,17 @@ exec "$WORKER" $DSGD_RANK 500 500 50000 >&$SEEN
 """
 
 
-def lose_one(dsgd, worker, environment):
+def run_three(script, dsgd, worker, environment):
+    """Runs three workers, with one restart, to their end."""
     with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(
-            [dsgd, "run", "-n", "3", "--restarts", "1", "--set", "min_workers=2", "--set", "lease=2s", "--", "sh", "-c", SCRIPT],
+        return subprocess.run(
+            [dsgd, "run", "-n", "3", "--restarts", "1", "--set", "min_workers=2", "--set", "lease=2s", "--", "sh", "-c", script],
             env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             timeout=100)
+
+
+def lose_one(dsgd, worker, environment):
+    result = run_three(SCRIPT, dsgd, worker, environment)
     problems = []
     if result.returncode != 0:
         problems.append(f"dsgd run ended with status {result.returncode}")
@@ -110,11 +115,7 @@ def lose_one(dsgd, worker, environment):
 
 
 def lose_replacement(dsgd, worker, environment):
-    with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(
-            [dsgd, "run", "-n", "3", "--restarts", "1", "--set", "min_workers=2", "--set", "lease=2s", "--", "sh", "-c", TWICE],
-            env=environment | {"FOLDER": folder, "WORKER": worker}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            timeout=100)
+    result = run_three(TWICE, dsgd, worker, environment)
     killed = [line for line in result.stderr.splitlines() if "was killed by signal 9" in line]
     told = [line.partition("; ")[2] for line in killed]
     if result.returncode == 0 and told == ["it is started again (restart 1 of 1)", "no restart is left"]:
@@ -211,7 +212,8 @@ def lose_program(dsgd, worker, environment):
             if "was killed by signal 9; cannot start it again: cannot run '" in line:
                 os.rename(absent, program)
         status = job.wait(timeout=100)
-    if status == 0 and any(line.startswith("dsgd run: worker 1 is missing; it is started again (restart ") for line in lines) and len(models) == 2 and len(set(models)) == 1:
+    tried_again = any(line.startswith("dsgd run: worker 1 is missing; it is started again (restart ") for line in lines)
+    if status == 0 and tried_again and len(models) == 2 and len(set(models)) == 1:
         return 0
     print("FAILED:", f"dsgd run ended with status {status}", f"{len(models)} workers have ended, with {len(set(models))} models",
           *lines[-40:], sep="\n  ")

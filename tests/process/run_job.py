@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a `dsgd run` with its own head knows of the workers.
+"""A `dsgd run` with its own head asks the head about its workers, and about those that others have started.
 
 run_job.py DSGD LOSS_WORKER
 
