@@ -122,11 +122,7 @@ void StateFetcher::on_error(size_t index, uint64_t view, const Status& why) {
   Source& source = sources_[index];
   source.pending = false;
   if (!in_view_ && why.code() == StateGiver::kNotNow) return ask_later(index, why);
-  if (!in_view_) {
-    if (!entering_)
-      state_.log->debug("this worker enters the view before it has all state: " + why.message());
-    return enter_now();
-  }
+  if (!in_view_) return enter_early(why.message());
   if (!then_) return;
   if (view != state_.view()) return ask(index);
   if (why.code() == Code::kState && source.next > 0) {
@@ -159,7 +155,9 @@ void StateFetcher::on_applied(size_t index, uint64_t view, const StateParts& ans
   if (!in_view_) {
     source.fetched += nbytes;
     ask(index);
-    return is_too_slow(sources_[index]) ? enter_now() : enter_if_whole();
+    if (!sources_[index].is_too_slow()) return enter_if_whole();
+    return enter_early(state_.mesh->members().name(sources_[index].rank) +
+                       " makes steps faster than this worker fetches their sums");
   }
   fetched_in_view_ += nbytes;
   if (!then_) return;
@@ -195,17 +193,9 @@ void StateFetcher::enter_if_whole() {
     enter_now();
 }
 
-// A stream of which so much has come and that was never whole begins again and again: the others make steps
-// faster than this worker fetches their sums. Logs this once.
-bool StateFetcher::is_too_slow(const Source& source) {
-  constexpr size_t kMostTimes = 3;  // that the elements travel
-  if (source.whole || source.fetched / kMostTimes < source.nbytes) return false;
-  if (!entering_) {
-    state_.log->debug(
-        "this worker enters the view before it has all state: " + state_.mesh->members().name(source.rank) +
-        " makes steps faster than it fetches their sums");
-  }
-  return true;
+void StateFetcher::enter_early(const std::string& why) {
+  if (!entering_) state_.log->debug("this worker enters the view before it has all state: " + why);
+  enter_now();
 }
 
 void StateFetcher::enter_now() {

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,12 @@ class StateFetcher {
     bool whole = false;      // all of it has come once
     bool not_ready = false;  // it answers kNotNow
     bool done = false;       // in fetch_rest()
+    // So much has come of a stream that was never whole that it must have begun again and again: the worker
+    // makes steps faster than this one fetches their sums.
+    bool is_too_slow() const {
+      constexpr size_t kMostTimes = 3;  // that the elements travel
+      return !whole && fetched / kMostTimes >= nbytes;
+    }
   };
 
   void on_timeout();
@@ -76,7 +83,7 @@ class StateFetcher {
   void on_applied(size_t index, uint64_t view, const transport::StateParts& answer);
   void on_digests_compared(size_t index, bool equal);
   void enter_if_whole();
-  bool is_too_slow(const Source& source);
+  void enter_early(const std::string& why);
   void enter_now();
   void change_source(size_t index);
 
