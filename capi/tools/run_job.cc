@@ -300,7 +300,7 @@ void Job::scale(const JobState& job) {
   const uint32_t running = supervisor_->running_workers();
   if (job.scale_requests != std::exchange(scale_requests_, job.scale_requests)) {
     view_ = 0;  // earlier steps do not show that all workers make steps now
-    const uint32_t others = job.others(started_);
+    const uint32_t others = count_others(job.present, started_);
     most_workers_ = job.wanted_workers > others ? job.wanted_workers - others : 1;
     if (running != most_workers_)
       print_message("dsgd run: scaling from %u to %u workers\n", running + others, most_workers_ + others);

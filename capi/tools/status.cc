@@ -206,9 +206,9 @@ std::optional<std::pair<uint64_t, uint64_t>> steps_in_view(const json& job) {
 
 }  // namespace
 
-uint32_t JobState::others(const std::set<std::string>& own) const {
+uint32_t count_others(const std::map<std::string, pid_t>& workers, const std::set<std::string>& own) {
   return static_cast<uint32_t>(std::count_if(
-      present.begin(), present.end(), [&](const auto& worker) { return !own.contains(worker.first); }));
+      workers.begin(), workers.end(), [&](const auto& worker) { return !own.contains(worker.first); }));
 }
 
 std::optional<JobState> job_state(const OwnedConfig& config) {
@@ -220,12 +220,10 @@ std::optional<JobState> job_state(const OwnedConfig& config) {
       state.scale_requests = job["scale_requests"];
     }
     for (const json& worker : job["workers"]) {
-      const std::string id = worker["worker_id"];
-      if (worker["state"] == "left") {
-        state.left.insert(id);
-      } else {
-        (worker["state"] == "lost" ? state.lost : state.present)[id] = worker["pid"];
-      }
+      auto& workers = worker["state"] == "left"   ? state.left
+                      : worker["state"] == "lost" ? state.lost
+                                                  : state.present;
+      workers[worker["worker_id"]] = worker["pid"];
     }
     state.failed = job["state"] == "failed";
     if (!job["view"].is_null()) state.view = job["view"];

@@ -118,9 +118,7 @@ bool Supervisor::enough_are_left() const {
   for (const auto& child : children_) ids.insert(child->worker_id);
   const auto job = ask_head_();
   if (!job) return false;
-  const auto left = std::count_if(job->left.begin(), job->left.end(),
-                                  [&](const std::string& id) { return !ids.contains(id); });
-  return own + job->others(ids) + static_cast<uint32_t>(left) >= min_workers_;
+  return own + count_others(job->present, ids) + count_others(job->left, ids) >= min_workers_;
 }
 
 // Whether a command has ended before its worker, which is still in the job.
@@ -142,8 +140,8 @@ uint32_t Supervisor::running_workers() const {
   return count_workers([](const ChildProcess& child) { return child.is_at_work(); });
 }
 
-void Supervisor::note_left(const std::set<std::string>& ids) {
-  for (const auto& child : children_) child->left = ids.contains(child->worker_id);
+void Supervisor::note_left(const std::map<std::string, pid_t>& workers) {
+  for (const auto& child : children_) child->left = workers.contains(child->worker_id);
 }
 
 void Supervisor::note_lost(const std::map<std::string, pid_t>& workers) {

@@ -77,8 +77,8 @@ class Supervisor {
     task_ = std::move(task);
     task_at_ = std::chrono::steady_clock::now() + interval;
   }
-  // Records the ids of the workers that have left in good order.
-  void note_left(const std::set<std::string>& ids);
+  // Records the workers that have left in good order, by id.
+  void note_left(const std::map<std::string, pid_t>& workers);
   // Records the workers that were lost while the others went on, by id, and their processes. They count as
   // failed, even if they still run. Continues those that are stopped. Each has half of the grace to end by
   // itself, then gets SIGTERM, and SIGKILL when the grace is over.

@@ -35,7 +35,9 @@ void Supervisor::blame_unjoined() {
 
 void Supervisor::on_exit(ChildProcess& child) {
   close(std::exchange(child.pidfd, -1));
-  const bool left_behind = leaves_worker_behind(child);
+  siginfo_t end{};
+  waitid(P_PID, static_cast<id_t>(child.pid), &end, WEXITED | WNOWAIT);
+  const bool left_behind = end.si_code == CLD_EXITED && end.si_status == 0 && leaves_worker_behind(child);
   // The zombie is kept until its group has been killed, so that the group's number cannot belong to others.
   const pid_t group = child.pid;
   kill(-group, SIGKILL);
@@ -48,8 +50,8 @@ void Supervisor::on_exit(ChildProcess& child) {
   child.output->copy_all();
   child.errors->copy_all();
   reports_.take();  // all that it has reported
-  reports_.forget(child.first_rank, 0);
-  reports_.forget(-1, group);
+  reports_.forget({child.first_rank, 0});
+  reports_.forget({-1, group});
   const int least = child.lost || left_behind ? 1 : 0;
   const int status = std::max(exit_status(wait_status), least);
   child.succeeded = status == 0;
@@ -64,9 +66,9 @@ void Supervisor::on_exit(ChildProcess& child) {
   }
   const std::string how = WIFSIGNALED(wait_status)
                               ? " was killed by signal " + std::to_string(WTERMSIG(wait_status))
-                          : left_behind && wait_status == 0 ? " has ended before its worker, which was killed"
-                          : wait_status == 0                ? " has ended"
-                                                            : " failed with status " + std::to_string(status);
+                          : left_behind      ? " has ended before its worker, which was killed"
+                          : wait_status == 0 ? " has ended"
+                                             : " failed with status " + std::to_string(status);
   if (child.service) {
     if (status == 1 || children_.size() == 1) return;  // the head has said why, or run_on_hosts() does
     lost_service_ =

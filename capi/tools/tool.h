@@ -92,19 +92,17 @@ void configure(const OwnedConfig& config, const JobOptions& options, const Setti
 
 // The part of the head's status that `dsgd run` follows. Workers are named by their ids.
 struct JobState {
-  uint32_t wanted_workers = 0, scale_requests = 0;  // of the last dsgd_job_scale; 0: there was none
-  std::set<std::string> left;                       // in good order
-  std::map<std::string, pid_t> present, lost;       // and their processes
+  uint32_t wanted_workers = 0, scale_requests = 0;   // of the last dsgd_job_scale; 0: there was none
+  std::map<std::string, pid_t> present, left, lost;  // and their processes; `left`: in good order
   bool failed = false;
   uint64_t view = 0;
   // The steps that the workers of the view have made, the fewest and the most. nullopt: some have not
   // reported since they are in this view.
   std::optional<std::pair<uint64_t, uint64_t>> steps;
-
-  // Returns how many workers are present that others have started. `own`: all other workers.
-  uint32_t others(const std::set<std::string>& own) const;
 };
 std::optional<JobState> job_state(const OwnedConfig& config);  // nullopt: the head does not answer
+// Returns how many of these workers others have started. `own`: the ids of all that this process has started.
+uint32_t count_others(const std::map<std::string, pid_t>& workers, const std::set<std::string>& own);
 
 // Each adds its options to a subcommand and returns what runs it; the result is the exit status.
 using Command = std::function<int()>;

@@ -77,15 +77,15 @@ void WorkerReports::note(const std::string& report, pid_t group) {
         .add(std::string(kReport) + std::to_string(rank) + " " + kind + " " + std::to_string(cause) + " " +
                  text + "\n",
              true);
-  const std::pair waiter(rank, rank < 0 ? group : 0);
-  const bool has_ended = waiter.second < 0;
+  const Worker worker(rank, rank < 0 ? group : 0);
+  const bool has_ended = worker.second < 0;
   if (kind == "dialing" && !has_ended) {
-    waiting_.erase(waiter);
-    dialing_.insert(waiter);
+    waiting_.erase(worker);
+    dialing_.insert(worker);
     head_error_ = text;
   } else if (kind == "waiting" && !has_ended) {
-    dialing_.erase(waiter);
-    waiting_.insert(waiter);
+    dialing_.erase(worker);
+    waiting_.insert(worker);
     progress_ = text;
   } else if (kind == "joined") {  // the job begins with all workers, so all have come
     ++joins_;
@@ -93,7 +93,7 @@ void WorkerReports::note(const std::string& report, pid_t group) {
     waiting_.clear();
     causes_.erase(rank);
   } else if (kind == "failed") {
-    forget(rank, group);
+    forget(worker);
     if (cause != rank) causes_[rank] = {cause, ++failures_};  // else it aborts the job, maybe because of that
   } else if (kind == "recovered") {
     causes_.erase(rank);
@@ -108,10 +108,9 @@ void WorkerReports::reset() {
   joins_ = 0;
 }
 
-void WorkerReports::forget(int rank, pid_t group) {
-  const std::pair waiter(rank, rank < 0 ? group : 0);
-  dialing_.erase(waiter);
-  waiting_.erase(waiter);
+void WorkerReports::forget(const Worker& worker) {
+  dialing_.erase(worker);
+  waiting_.erase(worker);
 }
 
 int WorkerReports::cause(int rank) const {

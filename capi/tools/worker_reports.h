@@ -25,9 +25,9 @@ class WorkerReports {
   void note(const std::string& report, pid_t group = 0);
   // Writes reports of waiting and of joining to standard output, for the supervisor of this process.
   void pass_on() { passes_on_ = true; }
-  // This worker has ended. `rank` -1: it had none, and ran in this process group.
-  void forget(int rank, pid_t group);
-  void reset();  // all have ended, and others will come
+  using Worker = std::pair<int, pid_t>;  // its rank and 0; without a rank, -1 and its process group
+  void forget(const Worker& worker);     // it has ended
+  void reset();                          // all have ended, and others will come
   // Returns the rank that the last failure of `rank` names; or, if that one had failed before, the rank that
   // its failure names, and so on. -1: none.
   int cause(int rank) const;
@@ -46,8 +46,7 @@ class WorkerReports {
   };
   std::map<int, Cause> causes_;  // by rank
   uint64_t failures_ = 0;
-  // The ranks of workers, or -1 and their process group.
-  std::set<std::pair<int, pid_t>> dialing_, waiting_;
+  std::set<Worker> dialing_, waiting_;
   uint32_t joins_ = 0;
   bool passes_on_ = false;
 };
