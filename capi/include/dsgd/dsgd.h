@@ -172,12 +172,12 @@
  *              dsgd_start ends, its rank is the number of workers in the present view and its size one more,
  *              and its collectives and object calls fail with DSGD_ERR_STATE. In dsgd_start it fetches values
  *              and optimizer state, a part from each of the others, while these train on. Each of them keeps
- *              the sums of its steps for it, in at most the memory of its part: its values and their optimizer
- *              state. Then the workers go on in a new view, with this one as the last rank. It fetches the
- *              rest, while the steps of the others wait: mostly the sums of the last step, but all of a part
- *              if its worker was lost meanwhile, or if the sums that the new worker lacks are larger. It
- *              takes part from the next step on: `steps` of dsgd_session_info_read is the index of its first
- *              step. The other workers get the new view as after a loss.
+ *              the sums of its steps for it, in at most the memory of its part: its values and their
+ *              optimizer state. Then the workers go on in a new view, with this one as the last rank. It
+ *              fetches the rest, while the steps of the others wait: mostly the sums of the last step, but
+ *              all of a part if its worker was lost meanwhile, or if the sums that the new worker lacks are
+ *              larger. It takes part from the next step on: `steps` of dsgd_session_info_read is the index of
+ *              its first step. The other workers get the new view as after a loss.
  *              Limits, besides those of losses:
  *                - Its strategy is the one that the others have at that moment. It takes over their learning
  *                  rate; if its host sets rates by a schedule, it goes on with that of step `steps`.
