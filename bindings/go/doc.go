@@ -13,7 +13,7 @@
 //			computeGradient(buffers.Value, buffers.Gradient, batch)
 //			session.Step(ctx, float64(batch.Size)) // the mean weighs this worker by its samples
 //		}
-//		return nil // an error would abort the job
+//		return nil // an error would fail this worker
 //	})
 //
 // The C header dsgd.h says exactly what each call does; the comments here say what is particular to Go.

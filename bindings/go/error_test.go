@@ -117,6 +117,7 @@ func sessionCalls(ctx context.Context, s *Session, data []float32) map[string]er
 	first := func(_ any, err error) error { return err }
 	return map[string]error{
 		"Abort":              s.Abort("because"),
+		"Fail":               s.Fail("because"),
 		"AddReplica":         first(s.AddReplica("cpu")),
 		"SetOptimizer":       s.SetOptimizer("sgd", ""),
 		"SetStrategy":        s.SetStrategy(context.Background(), "ps", ""),
@@ -155,7 +156,7 @@ func TestTextWithNULBytesIsRefused(t *testing.T) {
 		_, replica := w.AddReplica(text)
 		_, get := w.GetObject(background, text)
 		for _, err := range []error{add, replica, get, p.Set(text), w.SetOptimizer(text, ""), w.SetOptimizer("sgd", text),
-			w.SetStrategy(context.Background(), text, ""), w.SetStrategy(context.Background(), "ps", text), w.PutObject(context.Background(), text, nil), w.DeleteObject(background, text), w.Abort(text)} {
+			w.SetStrategy(context.Background(), text, ""), w.SetStrategy(context.Background(), "ps", text), w.PutObject(context.Background(), text, nil), w.DeleteObject(background, text), w.Abort(text), w.Fail(text)} {
 			failed := w.failing(err, ErrInvalidArgument)
 			w.expect(strings.Contains(failed.Message, "NUL"), "message %q", failed.Message)
 		}

@@ -39,25 +39,28 @@ func TestStrategiesTakeTheWeightedMeanOfAllWorkers(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatFailsInRunEndsTheOthers(t *testing.T) {
+func TestAWorkerThatFailsInRunEndsTheOthersOrIsLost(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		fail   func() error
-		reason string
-		panics bool
+		name       string
+		fail       func() error
+		reason     string
+		panics     bool
+		minWorkers string
 	}{
-		{"an error", func() error { return errors.New("no\x00 data") }, "the worker failed: no data", false},
-		{"a panic", func() error { panic("no data") }, "the worker panicked: no data", true},
-		{"Goexit", func() error { runtime.Goexit(); return nil }, "the worker's goroutine ended", false},
+		{"an error", func() error { return errors.New("no\x00 data") }, "failed: no data", false, "2"},
+		{"a panic", func() error { panic("no data") }, "failed: panic: no data", true, "2"},
+		{"Goexit", func() error { runtime.Goexit(); return nil }, "failed: its goroutine ended", false, "2"},
+		{"an error in an elastic job", func() error { return errors.New("no\x00 data") }, "failed: no data", false, "1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			head, err := StartHead(configure(t, bounded, settings{"num_workers": "2", "head": "127.0.0.1:0"}))
+			of := settings{"num_workers": "2", "min_workers": test.minWorkers}
+			head, err := StartHead(configure(t, bounded, of, settings{"head": "127.0.0.1:0"}))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer head.Close()
 			run := func(rank int, body func(*Session) error) error {
-				return Run(background, configure(t, bounded, settings{"num_workers": "2", "head": head.Address(), "rank": strconv.Itoa(rank)}), body)
+				return Run(background, configure(t, bounded, of, settings{"head": head.Address(), "rank": strconv.Itoa(rank)}), body)
 			}
 			var failing sync.WaitGroup
 			failing.Add(1)
@@ -72,9 +75,20 @@ func TestAWorkerThatFailsInRunEndsTheOthers(t *testing.T) {
 					t.Errorf("%v instead of the error of the body", err)
 				}
 			}()
-			err = run(0, func(session *Session) error { return session.Barrier(background) })
-			if !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), test.reason) {
-				t.Error(err)
+			var heard error
+			err = run(0, func(session *Session) error {
+				heard = session.Barrier(background)
+				if session.Size() == 1 {
+					return nil
+				}
+				return heard
+			})
+			code := ErrAborted
+			if test.minWorkers == "1" {
+				code = ErrViewChanged
+			}
+			if (err == nil) != (code == ErrViewChanged) || !errors.Is(heard, code) || !strings.Contains(heard.Error(), test.reason) {
+				t.Error(err, heard)
 			}
 			failing.Wait()
 		})

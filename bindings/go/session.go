@@ -50,21 +50,21 @@ func InitContext(ctx context.Context, config *Config) (*Session, error) {
 }
 
 // Run joins a job as [InitContext] does, calls body, and closes the session. If body returns an error, panics or ends its
-// goroutine, Run aborts the job, so that all workers end with that reason; a panic then goes on. Run returns the error of
+// goroutine, this worker fails with that reason, as by [Session.Fail]; a panic then goes on. Run returns the error of
 // joining, of body or of closing.
 func Run(ctx context.Context, config *Config, body func(*Session) error) (err error) {
 	session, err := InitContext(ctx, config)
 	if err != nil {
 		return err
 	}
-	reason := "the worker's goroutine ended" // unless something below replaces it: body has called runtime.Goexit
+	failed, reason := true, "its goroutine ended" // body may call runtime.Goexit
 	defer func() {
 		panicked := recover()
 		if panicked != nil {
-			reason = fmt.Sprint("the worker panicked: ", panicked)
+			reason = fmt.Sprint("panic: ", panicked)
 		}
-		if reason != "" {
-			_ = session.Abort(strings.ReplaceAll(reason, "\x00", ""))
+		if failed {
+			_ = session.Fail(strings.ReplaceAll(reason, "\x00", ""))
 		}
 		if closing := session.Close(); err == nil {
 			err = closing
@@ -74,9 +74,8 @@ func Run(ctx context.Context, config *Config, body func(*Session) error) (err er
 		}
 	}()
 	err = body(session)
-	reason = ""
-	if err != nil {
-		reason = "the worker failed: " + err.Error()
+	if failed = err != nil; failed {
+		reason = err.Error()
 	}
 	return err
 }
@@ -111,6 +110,12 @@ func (s *Session) close(timeoutMS int) error {
 // be closed. It never blocks.
 func (s *Session) Abort(reason string) error {
 	return call(s, func(err *uintptr) int { return raw.Dsgd_abort(s.pointer(), reason, err) }, "reason", reason)
+}
+
+// Fail says that this worker has failed. In a job that goes on after losses, the others go on without it: the session
+// fails with [ErrWorkerLost]. In any other job it does what Abort does. It never blocks.
+func (s *Session) Fail(reason string) error {
+	return call(s, func(err *uintptr) int { return raw.Dsgd_fail(s.pointer(), reason, err) }, "reason", reason)
 }
 
 // Rank of this worker, 0 .. Size()-1; -1 once the session is closed.

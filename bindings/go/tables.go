@@ -370,6 +370,7 @@ func init() {
 		{"dsgd_error_parameter", "Error.Parameter"},
 		{"dsgd_error_rank", "Error.Rank"},
 		{"dsgd_export_dlpack", "Replica.ExportDLPack"},
+		{"dsgd_fail", "Session.Fail"},
 		{"dsgd_finalize", "Session.Close"},
 		{"dsgd_gradient_absent", "Replica.GradientAbsent"},
 		{"dsgd_gradient_ready", "Replica.GradientReady"},

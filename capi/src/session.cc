@@ -126,6 +126,13 @@ int32_t dsgd_abort(dsgd_session* session, const char* reason, dsgd_error** error
   });
 }
 
+int32_t dsgd_fail(dsgd_session* session, const char* reason, dsgd_error** error) {
+  return guard(__func__, error, [&](const Call& call) -> Status {
+    DSGD_RETURN_IF_ERROR(call.local(session));
+    return session->core->fail(reason ? reason : "");
+  });
+}
+
 int32_t dsgd_rank(const dsgd_session* session) {
   return session_number<int32_t>(__func__, session, [](dsgd::Session& core) { return core.rank(); });
 }

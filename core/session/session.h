@@ -58,6 +58,7 @@ class Session {
   // timeout < 0: operations in flight end by their own deadlines.
   Status close(std::chrono::milliseconds timeout);
   Status abort(const std::string& reason);
+  Status fail(const std::string& reason);
   // Ends a dsgd_object_get alone; for other operations as abort(reason).
   Status abort(const std::shared_ptr<Operation>& operation, const std::string& reason);
 

@@ -156,20 +156,27 @@ bool Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left, bo
 }
 
 Status Session::abort(const std::string& reason) {
-  Impl::HostCall call(*impl_, Impl::HostCall::kAlways);
+  return impl_->fail_by_host(Code::kAborted, "aborted the job", reason);
+}
+
+Status Session::fail(const std::string& reason) {
+  const bool others_go_on = impl_->views_change && impl_->membership == Impl::Membership::kJoined;
+  return impl_->fail_by_host(others_go_on ? Code::kWorkerLost : Code::kAborted, "failed", reason);
+}
+
+Status Session::Impl::fail_by_host(Code code, const std::string& event, const std::string& reason) {
+  HostCall call(*this, HostCall::kAlways);
   if (!call.status().ok()) return call.status();
-  const bool joined = impl_->membership == Impl::Membership::kJoined;
-  const std::string host = impl_->environment->host_name();
-  const std::string who =
-      (joined ? "rank " + std::to_string(impl_->rank) : "a worker that had not joined yet") + " (host " +
-      host + ", pid " + std::to_string(impl_->environment->process_id()) + ")";
-  const Status cause =
-      Status(Code::kAborted, who + " aborted the job: " + (reason.empty() ? "no reason given" : reason))
-          .with_rank(joined ? rank() : -1, host);
-  impl_->loop().post([impl = impl_.get(), cause] {
-    if (impl->membership == Impl::Membership::kJoined) return impl->engine().fail(cause, true);
-    impl->end_join(cause);
-    impl->worker->abort_join(cause);
+  const bool joined = membership == Membership::kJoined;
+  const std::string host = environment->host_name();
+  const std::string who = (joined ? "rank " + std::to_string(rank) : "a worker that had not joined yet") +
+                          " (host " + host + ", pid " + std::to_string(environment->process_id()) + ")";
+  const Status cause = Status(code, who + " " + event + ": " + (reason.empty() ? "no reason given" : reason))
+                           .with_rank(joined ? rank.load() : -1, host);
+  loop().post([this, cause] {
+    if (membership == Membership::kJoined) return engine().fail(cause, true);
+    end_join(cause);
+    worker->abort_join(cause);
   });
   return {};
 }

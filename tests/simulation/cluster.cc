@@ -107,6 +107,7 @@ Cluster::Cluster(ClusterOptions options, Program program)
       logs_(static_cast<size_t>(all())),
       warnings_(static_cast<size_t>(all())),
       finished_(static_cast<size_t>(all()), 0),
+      sessions_(static_cast<size_t>(all())),
       disk_(options_.disk ? options_.disk : std::make_shared<dsgd_test::MemoryDisk>()) {
   for (int rank = 0; rank < all(); ++rank) {
     const std::string host =
@@ -169,8 +170,10 @@ void Cluster::run_worker(int rank) {
     return opened.status();
   });
   if (session) {
+    sessions_[at] = session.get();
     program_(*this, *session, rank);
     note(rank, "close", [&] { return session->close(-1ms); });
+    sessions_[at] = nullptr;
   }
   session.reset();
   finished_[at] = 1;

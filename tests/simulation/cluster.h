@@ -66,8 +66,9 @@ class Cluster {
   const NotedCall* call(int rank, const std::string& name) const;  // the last of this name; null: none
   const NotedCall* first_failure(int rank) const;
   bool finished(int rank) const { return finished_[static_cast<size_t>(rank)]; }
-  std::string history(int rank) const;  // for messages
-  std::string histories() const;        // of all workers
+  Session* session(int rank) const { return sessions_[static_cast<size_t>(rank)]; }  // null: not open
+  std::string history(int rank) const;                                               // for messages
+  std::string histories() const;                                                     // of all workers
   const std::vector<std::string>& log(int rank) const { return logs_[static_cast<size_t>(rank)]; }
   const std::vector<NotedWarning>& warnings(int rank) const { return warnings_[static_cast<size_t>(rank)]; }
 
@@ -96,6 +97,7 @@ class Cluster {
   std::vector<std::vector<std::string>> logs_;
   std::vector<std::vector<NotedWarning>> warnings_;
   std::vector<char> finished_;
+  std::vector<Session*> sessions_;  // by worker; null: not open
   std::shared_ptr<dsgd_test::MemoryDisk> disk_;
   std::map<std::string, transport::ProcessId> locks_;  // of files, and who has them
   bool stop_head_ = false;

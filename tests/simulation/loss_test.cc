@@ -41,10 +41,10 @@ const int kStride = 2 * dsgd_test::one_of(2, 8);  // between the moments of faul
 struct Loss {
   int worker = 0;
   Duration after{};  // all have joined
-  enum Kind { kKill, kMachineDies, kPause, kCut } kind = kKill;
+  enum Kind { kKill, kMachineDies, kPause, kCut, kFails } kind = kKill;
 };
 
-constexpr const char* kKinds[] = {"killed", "machine dies", "paused", "cut off"};
+constexpr const char* kKinds[] = {"killed", "machine dies", "paused", "cut off", "fails"};
 
 // Two workers cannot reach each other, in one direction or in both. Both reach the head.
 struct PairCut {
@@ -666,6 +666,9 @@ class Outcome {
       case Loss::kCut:
         cut_off_.insert(loss.worker);
         return cluster.world.isolate(process);
+      case Loss::kFails:
+        if (Session* const session = cluster.session(loss.worker)) (void)session->fail("no more memory");
+        return;
     }
   }
 
@@ -782,6 +785,30 @@ TEST(Loss, SurvivorsGoOnAfterAKillAtAnyMoment) {
   for (Duration after = 0us; after < 12ms; after += kStride * 150us) {
     for (int victim = 0; victim < 3; ++victim) {
       expect_right({.losses = {{victim, after, Loss::kKill}}});
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Its program calls dsgd_fail, in a step or between two. All workers are told why.
+TEST(Loss, OfAWorkerWhoseProgramFailsNamesTheReason) {
+  for (const char* strategy : {"allreduce", "simple", "ps"}) {
+    for (Duration after = 3ms; after < 12ms; after += kStride * 300us) {
+      Job job{.losses = {{1, after, Loss::kFails}}};
+      job.settings = {{"strategy", strategy}, {"copies", std::string(strategy) == "ps" ? "2" : "1"}};
+      SCOPED_TRACE(job.describe());
+      const Outcome outcome(job);
+      ASSERT_TRUE(outcome.ended);
+      EXPECT_THAT(outcome.problems(), testing::IsEmpty());
+      const std::string reason = "rank 1 (host node2, pid 1001) failed: no more memory";
+      const NotedCall* const failure = outcome.cluster().first_failure(1);
+      ASSERT_TRUE(failure) << outcome.cluster().history(1);
+      EXPECT_EQ(failure->status.code(), Code::kWorkerLost) << failure->status.message();
+      EXPECT_EQ(failure->status.rank(), 1);
+      EXPECT_THAT(failure->status.message(), HasSubstr(reason));
+      for (const int other : {0, 2})
+        EXPECT_THAT(outcome.cluster().log(other), testing::Contains(HasSubstr("workers: " + reason)));
+      EXPECT_LT(outcome.recovery(), kLease / 4) << "nobody waits for the end of its lease";
       if (HasFailure()) return;
     }
   }
@@ -1498,7 +1525,8 @@ TEST(HeadLoss, AWorkerThatDiesDuringAVerdictIsNotTakenForOneThatIsCutOff) {
 // The head names the peer only when the lease that has just begun is over.
 TEST(Loss, AVerdictThatTakesAWholeLeaseIsWaitedFor) { expect_right(job_of(940'024'098)); }
 
-// Adds checkpoints, and losses of workers that join: soon after their start, or when they train.
+// Adds checkpoints, losses of workers that join (soon after their start, or when they train), and programs
+// that fail.
 Job with_more(Job job, Random random) {
   if (random.chance(0.3)) job.checkpoint_interval = 1 + static_cast<int>(random.below(6));
   for (size_t i = 0; i < job.joins.size() && !job.settings.count("copies"); ++i) {
@@ -1506,6 +1534,9 @@ Job with_more(Job job, Random random) {
     const Duration after = job.joins[i] + random.between(1us, random.chance(0.5) ? 12ms : 60ms);
     job.losses.push_back(
         {job.workers + static_cast<int>(i), after, static_cast<Loss::Kind>(random.below(4))});
+  }
+  for (Loss& loss : job.losses) {
+    if (random.chance(0.2)) loss.kind = Loss::kFails;
   }
   return job;
 }

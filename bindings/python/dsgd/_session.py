@@ -42,8 +42,7 @@ def _path(folder: Union[str, "os.PathLike[str]", None]) -> Optional[str]:
 class Session(Collectives):
     """One worker's membership in a job, made by dsgd.init; a context manager.
 
-    Leaving the block closes the session in good order, or, when an exception leaves it, aborts the job so that the
-    other workers learn at once.
+    Leaving the block closes the session in good order. An exception that leaves it fails this worker, as fail() does.
     """
 
     def __init__(
@@ -144,6 +143,11 @@ class Session(Collectives):
         session can then only be closed. Any thread; never blocks."""
         _raw.dsgd_abort(self._handle.pointer, reason)
 
+    def fail(self, reason: Optional[str] = None) -> None:
+        """Says that this worker has failed. In a job that goes on after losses, the others go on without it: the session
+        fails with Status.WORKER_LOST. In any other job this is abort(). Any thread; never blocks."""
+        _raw.dsgd_fail(self._handle.pointer, reason)
+
     def __enter__(self) -> "Session":
         return self
 
@@ -158,7 +162,7 @@ class Session(Collectives):
             return
         try:
             if not self.closed:
-                self.abort(_reason(exception))
+                self.fail(_reason(exception))
             self.close(0)
         except Error:
             pass  # the exception on its way says more

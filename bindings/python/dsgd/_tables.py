@@ -169,6 +169,7 @@ NAMES: Dict[str, str] = {
     "dsgd_error_parameter": "Error.parameter",
     "dsgd_error_rank": "Error.rank",
     "dsgd_export_dlpack": "Replica.alloc_tensors",
+    "dsgd_fail": "Session.fail",
     "dsgd_finalize": "Session.close",
     "dsgd_gradient_absent": "Replica.gradient_absent",
     "dsgd_gradient_ready": "Replica.gradient_ready",

@@ -357,6 +357,24 @@ def test_an_exception_in_the_block_reaches_the_peers():
     assert "RuntimeError: the disk is full" in str(error)
 
 
+def go_on_alone(session):
+    session.add_replica().alloc(session.add_parameter("w", 2))
+    session.start()
+    if session.rank == 1:
+        raise RuntimeError("the disk is full")
+    with pytest.raises(dsgd.Error) as caught:
+        session.barrier()
+    return caught.value.status, str(caught.value), session.step().size
+
+
+def test_an_exception_in_the_block_of_an_elastic_job_loses_only_its_worker():
+    with jobs.Job(go_on_alone, 2, min_workers=1) as job:
+        status, message, size = job.result(0)
+        with pytest.raises(jobs.WorkerFailed, match="the disk is full"):
+            job.result(1)
+    assert status is dsgd.Status.VIEW_CHANGED and "failed: RuntimeError: the disk is full" in message and size == 1
+
+
 def test_wrong_token_and_wrong_job():
     with dsgd.Head(head="127.0.0.1:0", num_workers=2, token="right", job="ours") as head:
         good = dict(head=head.address, num_workers=2, token="right", job="ours", embed_head="never", init_timeout="5s")

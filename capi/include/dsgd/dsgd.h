@@ -423,7 +423,7 @@ DSGD_API int32_t dsgd_init(const dsgd_config *config, dsgd_session **session, ds
  * `init_timeout` unless the options give one. With `op` NULL the call blocks, and gives a session only on
  * success.
  *
- * While a session is joining, calls on it return DSGD_ERR_STATE, except dsgd_abort, dsgd_close,
+ * While a session is joining, calls on it return DSGD_ERR_STATE, except dsgd_abort, dsgd_close, dsgd_fail,
  * dsgd_stop_request, dsgd_session_info_read, dsgd_log_*, dsgd_queue_* and dsgd_op_*. dsgd_abort and
  * dsgd_op_abort end joining at once; the head tells the workers that have come, and the job does not begin.
  * dsgd_close leaves the job silently, and another worker can take the place. If joining failed, the session
@@ -502,11 +502,18 @@ DSGD_API int32_t dsgd_finalize(dsgd_session *session);
  * and has not started aborts only itself.
  *
  * The session has failed then. Every call on a failed session returns that failure: its code, rank and
- * message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort,
+ * message. Exceptions are the calls that end it or only read local state: dsgd_close, dsgd_abort, dsgd_fail,
  * dsgd_stop_request, dsgd_rank, dsgd_size, dsgd_local_rank, dsgd_local_size, dsgd_view,
  * dsgd_session_info_read, dsgd_metrics, dsgd_trace, dsgd_loss_scale, dsgd_digest, dsgd_memory_get,
  * dsgd_export_dlpack, dsgd_shard_new, dsgd_log_*, dsgd_queue_* and dsgd_op_*. */
 DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_error **error);
+
+/* Says that the program of this worker has failed, and cannot go on. If views can change (see Losses), this
+ * worker is lost: the session fails with DSGD_ERR_WORKER_LOST and its own rank, and the others go on in a
+ * view without it, as after the end of its process. The head need not wait for a `lease`. Otherwise, and
+ * while the session is joining, this is dsgd_abort. `reason` (may be NULL) is in the errors and the log of
+ * the other workers. The bindings make this call when an exception leaves their block. */
+DSGD_API int32_t dsgd_fail(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* These return a non-negative number, or a negative code. */
 DSGD_API int32_t dsgd_rank(const dsgd_session *session);       /* 0 .. size-1 */

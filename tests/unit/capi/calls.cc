@@ -25,6 +25,7 @@ std::vector<Call> calls() {
   return {
       {"dsgd_close", true, [](W w, E e) { return dsgd_close(w.running.session, 0, e); }},
       {"dsgd_abort", true, [](W w, E e) { return dsgd_abort(w.running.session, "why", e); }},
+      {"dsgd_fail", true, [](W w, E e) { return dsgd_fail(w.running.session, "why", e); }},
       {"dsgd_rank", false, [](W w, E) { return dsgd_rank(w.running.session); }},
       {"dsgd_size", false, [](W w, E) { return dsgd_size(w.running.session); }},
       {"dsgd_local_rank", false, [](W w, E) { return dsgd_local_rank(w.running.session); }},

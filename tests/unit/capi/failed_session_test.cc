@@ -20,6 +20,7 @@ const std::map<std::string, std::string> kOtherAnswers = {
     {"dsgd_session_free", "ends the session"},
     {"dsgd_finalize", "ends the session"},
     {"dsgd_abort", "the session has ended already, as was asked"},
+    {"dsgd_fail", "the session has ended already, as was asked"},
     {"dsgd_rank", "constant"},
     {"dsgd_size", "constant"},
     {"dsgd_local_rank", "constant"},

@@ -83,6 +83,10 @@ std::vector<BadCall> session_cases() {
        [](W, E e) { return dsgd_abort(nullptr, "why", e); }},
       {"dsgd_abort", "closed", kClosed, "closed",
        [](W w, E e) { return dsgd_abort(w.closed.session, "why", e); }},
+      {"dsgd_fail", "NULL", kInvalid, "'session' is NULL",
+       [](W, E e) { return dsgd_fail(nullptr, "why", e); }},
+      {"dsgd_fail", "closed", kClosed, "closed",
+       [](W w, E e) { return dsgd_fail(w.closed.session, "why", e); }},
 
       {"dsgd_session_info_init", "NULL", kInvalid, nullptr,
        [](W, E) { return dsgd_session_info_init(nullptr, sizeof(dsgd_session_info)); }},

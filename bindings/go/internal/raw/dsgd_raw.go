@@ -53,39 +53,39 @@ typedef _gostring_ swig_type_23;
 typedef long long swig_type_24;
 typedef long long swig_type_25;
 typedef _gostring_ swig_type_26;
-typedef long long swig_type_27;
+typedef _gostring_ swig_type_27;
 typedef long long swig_type_28;
-typedef _gostring_ swig_type_29;
-typedef _goslice_ swig_type_30;
-typedef _gostring_ swig_type_31;
+typedef long long swig_type_29;
+typedef _gostring_ swig_type_30;
+typedef _goslice_ swig_type_31;
 typedef _gostring_ swig_type_32;
 typedef _gostring_ swig_type_33;
 typedef _gostring_ swig_type_34;
-typedef long long swig_type_35;
+typedef _gostring_ swig_type_35;
 typedef long long swig_type_36;
 typedef long long swig_type_37;
-typedef _gostring_ swig_type_38;
+typedef long long swig_type_38;
 typedef _gostring_ swig_type_39;
 typedef _gostring_ swig_type_40;
 typedef _gostring_ swig_type_41;
-typedef _goslice_ swig_type_42;
-typedef long long swig_type_43;
-typedef _gostring_ swig_type_44;
-typedef _goslice_ swig_type_45;
-typedef long long swig_type_46;
+typedef _gostring_ swig_type_42;
+typedef _goslice_ swig_type_43;
+typedef long long swig_type_44;
+typedef _gostring_ swig_type_45;
+typedef _goslice_ swig_type_46;
 typedef long long swig_type_47;
 typedef long long swig_type_48;
 typedef long long swig_type_49;
-typedef _goslice_ swig_type_50;
-typedef long long swig_type_51;
+typedef long long swig_type_50;
+typedef _goslice_ swig_type_51;
 typedef long long swig_type_52;
-typedef _goslice_ swig_type_53;
-typedef _gostring_ swig_type_54;
-typedef long long swig_type_55;
-typedef _goslice_ swig_type_56;
-typedef _gostring_ swig_type_57;
+typedef long long swig_type_53;
+typedef _goslice_ swig_type_54;
+typedef _gostring_ swig_type_55;
+typedef long long swig_type_56;
+typedef _goslice_ swig_type_57;
 typedef _gostring_ swig_type_58;
-typedef long long swig_type_59;
+typedef _gostring_ swig_type_59;
 typedef long long swig_type_60;
 typedef long long swig_type_61;
 typedef long long swig_type_62;
@@ -93,12 +93,13 @@ typedef long long swig_type_63;
 typedef long long swig_type_64;
 typedef long long swig_type_65;
 typedef long long swig_type_66;
-typedef _goslice_ swig_type_67;
-typedef long long swig_type_68;
+typedef long long swig_type_67;
+typedef _goslice_ swig_type_68;
 typedef long long swig_type_69;
-typedef _gostring_ swig_type_70;
+typedef long long swig_type_70;
 typedef _gostring_ swig_type_71;
 typedef _gostring_ swig_type_72;
+typedef _gostring_ swig_type_73;
 extern void _wrap_Swig_free_raw_caddf7c698d85742(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_raw_caddf7c698d85742(swig_intgo arg1);
 
@@ -175,11 +176,12 @@ extern swig_intgo _wrap_dsgd_close_raw_caddf7c698d85742(uintptr_t arg1, swig_int
 extern void _wrap_dsgd_session_free_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_finalize_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_abort_raw_caddf7c698d85742(uintptr_t arg1, swig_type_26 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_fail_raw_caddf7c698d85742(uintptr_t arg1, swig_type_27 arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_rank_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_size_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_rank_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_local_size_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_type_27 _wrap_dsgd_view_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_28 _wrap_dsgd_view_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SESSION_JOINING_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_SESSION_JOINED_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_SESSION_STARTED_raw_caddf7c698d85742(void);
@@ -201,79 +203,79 @@ extern swig_intgo _wrap_DSGD_FLOAT16_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_BFLOAT16_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_INT8_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_UINT64_raw_caddf7c698d85742(void);
-extern swig_type_28 _wrap_dsgd_dtype_size_raw_caddf7c698d85742(swig_intgo arg1);
+extern swig_type_29 _wrap_dsgd_dtype_size_raw_caddf7c698d85742(swig_intgo arg1);
 extern swig_intgo _wrap_DSGD_UNTRAINED_raw_caddf7c698d85742(void);
-extern swig_intgo _wrap_dsgd_parameter_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_29 arg2, swig_intgo arg3, swig_type_30 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
-extern swig_intgo _wrap_dsgd_parameter_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_31 arg2, swig_voidp arg3);
-extern swig_type_32 _wrap_dsgd_parameter_name_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_replica_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_33 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_34 _wrap_dsgd_replica_device_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_parameter_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_30 arg2, swig_intgo arg3, swig_type_31 arg4, swig_intgo arg5, swig_voidp arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_parameter_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_32 arg2, swig_voidp arg3);
+extern swig_type_33 _wrap_dsgd_parameter_name_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_replica_add_raw_caddf7c698d85742(uintptr_t arg1, swig_type_34 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_35 _wrap_dsgd_replica_device_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_replica_weight_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_bind_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_35 arg4, uintptr_t arg5, swig_type_36 arg6, swig_voidp arg7);
+extern swig_intgo _wrap_dsgd_bind_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_36 arg4, uintptr_t arg5, swig_type_37 arg6, swig_voidp arg7);
 extern swig_intgo _wrap_dsgd_alloc_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_memory_get_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4);
 extern uintptr_t _wrap_dsgd_memory_value_raw_caddf7c698d85742(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_memory_gradient_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_type_37 _wrap_dsgd_memory_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_38 _wrap_dsgd_memory_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
 extern void _wrap_dsgd_memory_free_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_bind_dlpack_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_export_dlpack_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_optimizer_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_38 arg2, swig_type_39 arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_optimizer_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_39 arg2, swig_type_40 arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_learning_rate_set_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3);
 extern double _wrap_dsgd_loss_scale_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_strategy_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_40 arg2, swig_type_41 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_strategy_set_raw_caddf7c698d85742(uintptr_t arg1, swig_type_41 arg2, swig_type_42 arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
 extern swig_intgo _wrap_dsgd_start_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_step_begin_raw_caddf7c698d85742(uintptr_t arg1, double arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_gradient_ready_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_voidp arg4);
-extern swig_intgo _wrap_dsgd_gradients_ready_raw_caddf7c698d85742(uintptr_t arg1, swig_type_42 arg2, uintptr_t arg3, swig_voidp arg4);
+extern swig_intgo _wrap_dsgd_gradients_ready_raw_caddf7c698d85742(uintptr_t arg1, swig_type_43 arg2, uintptr_t arg3, swig_voidp arg4);
 extern swig_intgo _wrap_dsgd_stream_wait_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_gradient_absent_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_step_flush_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2);
 extern swig_intgo _wrap_dsgd_op_step_result_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_stop_request_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2);
-extern swig_type_43 _wrap_dsgd_op_id_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_44 _wrap_dsgd_op_id_raw_caddf7c698d85742(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_op_user_data_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_op_wait_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_op_test_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_op_abort_raw_caddf7c698d85742(uintptr_t arg1, swig_type_44 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_op_abort_raw_caddf7c698d85742(uintptr_t arg1, swig_type_45 arg2, swig_voidp arg3);
 extern void _wrap_dsgd_op_free_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_queue_poll_raw_caddf7c698d85742(uintptr_t arg1, swig_type_45 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_queue_poll_raw_caddf7c698d85742(uintptr_t arg1, swig_type_46 arg2, swig_intgo arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_queue_fd_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SUM_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_MIN_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_MAX_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_PROD_raw_caddf7c698d85742(void);
 extern swig_intgo _wrap_DSGD_MEAN_raw_caddf7c698d85742(void);
-extern swig_intgo _wrap_dsgd_allreduce_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_46 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
-extern swig_intgo _wrap_dsgd_broadcast_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_47 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_allgather_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, uintptr_t arg5, swig_type_49 arg6, swig_type_50 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
-extern swig_intgo _wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_51 arg4, uintptr_t arg5, swig_type_52 arg6, swig_type_53 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
+extern swig_intgo _wrap_dsgd_allreduce_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, uintptr_t arg4, swig_type_47 arg5, swig_intgo arg6, swig_intgo arg7, swig_voidp arg8, swig_voidp arg9, swig_voidp arg10);
+extern swig_intgo _wrap_dsgd_broadcast_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_48 arg4, swig_intgo arg5, swig_intgo arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_allgather_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_49 arg4, uintptr_t arg5, swig_type_50 arg6, swig_type_51 arg7, swig_intgo arg8, swig_voidp arg9, swig_voidp arg10, swig_voidp arg11);
+extern swig_intgo _wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, uintptr_t arg3, swig_type_52 arg4, uintptr_t arg5, swig_type_53 arg6, swig_type_54 arg7, swig_intgo arg8, swig_intgo arg9, swig_voidp arg10, swig_voidp arg11, swig_voidp arg12);
 extern swig_intgo _wrap_dsgd_barrier_raw_caddf7c698d85742(uintptr_t arg1, uintptr_t arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_object_put_raw_caddf7c698d85742(uintptr_t arg1, swig_type_54 arg2, uintptr_t arg3, swig_type_55 arg4, swig_intgo arg5, swig_type_56 arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
-extern swig_intgo _wrap_dsgd_object_get_raw_caddf7c698d85742(uintptr_t arg1, swig_type_57 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_object_put_raw_caddf7c698d85742(uintptr_t arg1, swig_type_55 arg2, uintptr_t arg3, swig_type_56 arg4, swig_intgo arg5, swig_type_57 arg6, swig_voidp arg7, swig_voidp arg8, swig_voidp arg9);
+extern swig_intgo _wrap_dsgd_object_get_raw_caddf7c698d85742(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5, swig_voidp arg6);
 extern swig_intgo _wrap_dsgd_op_object_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_object_delete_raw_caddf7c698d85742(uintptr_t arg1, swig_type_58 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_object_delete_raw_caddf7c698d85742(uintptr_t arg1, swig_type_59 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern uintptr_t _wrap_dsgd_object_data_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_type_59 _wrap_dsgd_object_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_60 _wrap_dsgd_object_nbytes_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_object_dtype_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_type_60 _wrap_dsgd_object_ndim_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_61 _wrap_dsgd_object_ndim_raw_caddf7c698d85742(uintptr_t arg1);
 extern uintptr_t _wrap_dsgd_object_shape_raw_caddf7c698d85742(uintptr_t arg1);
 extern void _wrap_dsgd_object_free_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_DSGD_SHARD_SEQUENTIAL_raw_caddf7c698d85742(void);
-extern swig_intgo _wrap_dsgd_shard_new_raw_caddf7c698d85742(uintptr_t arg1, swig_type_61 arg2, swig_type_62 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
-extern swig_intgo _wrap_dsgd_shard_epoch_raw_caddf7c698d85742(uintptr_t arg1, swig_type_63 arg2, swig_voidp arg3);
-extern swig_intgo _wrap_dsgd_shard_seek_raw_caddf7c698d85742(uintptr_t arg1, swig_type_64 arg2, swig_type_65 arg3, swig_voidp arg4);
-extern swig_type_66 _wrap_dsgd_shard_position_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_shard_next_raw_caddf7c698d85742(uintptr_t arg1, swig_type_67 arg2, swig_voidp arg3, swig_voidp arg4);
-extern swig_type_68 _wrap_dsgd_shard_size_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_new_raw_caddf7c698d85742(uintptr_t arg1, swig_type_62 arg2, swig_type_63 arg3, swig_intgo arg4, swig_voidp arg5, swig_voidp arg6);
+extern swig_intgo _wrap_dsgd_shard_epoch_raw_caddf7c698d85742(uintptr_t arg1, swig_type_64 arg2, swig_voidp arg3);
+extern swig_intgo _wrap_dsgd_shard_seek_raw_caddf7c698d85742(uintptr_t arg1, swig_type_65 arg2, swig_type_66 arg3, swig_voidp arg4);
+extern swig_type_67 _wrap_dsgd_shard_position_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_shard_next_raw_caddf7c698d85742(uintptr_t arg1, swig_type_68 arg2, swig_voidp arg3, swig_voidp arg4);
+extern swig_type_69 _wrap_dsgd_shard_size_raw_caddf7c698d85742(uintptr_t arg1);
 extern void _wrap_dsgd_shard_free_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_type_69 _wrap_dsgd_shard_current_epoch_raw_caddf7c698d85742(uintptr_t arg1);
-extern swig_intgo _wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(uintptr_t arg1, swig_type_70 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
-extern swig_intgo _wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(uintptr_t arg1, swig_type_71 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_type_70 _wrap_dsgd_shard_current_epoch_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_intgo _wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(uintptr_t arg1, swig_type_71 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
+extern swig_intgo _wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(uintptr_t arg1, swig_type_72 arg2, swig_voidp arg3, swig_voidp arg4, swig_voidp arg5);
 extern swig_intgo _wrap_dsgd_digest_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
 extern swig_intgo _wrap_dsgd_head_start_raw_caddf7c698d85742(uintptr_t arg1, swig_voidp arg2, swig_voidp arg3);
-extern swig_type_72 _wrap_dsgd_head_address_raw_caddf7c698d85742(uintptr_t arg1);
+extern swig_type_73 _wrap_dsgd_head_address_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_head_wait_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3);
 extern void _wrap_dsgd_head_free_raw_caddf7c698d85742(uintptr_t arg1);
 extern swig_intgo _wrap_dsgd_job_status_raw_caddf7c698d85742(uintptr_t arg1, swig_intgo arg2, swig_voidp arg3, swig_voidp arg4);
@@ -962,6 +964,18 @@ func Dsgd_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	return swig_r
 }
 
+func Dsgd_fail(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
+	var swig_r int
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	_swig_i_2 := arg3
+	swig_r = (int)(C._wrap_dsgd_fail_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_27)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	if Swig_escape_always_false {
+		Swig_escape_val = arg2
+	}
+	return swig_r
+}
+
 func Dsgd_rank(arg1 uintptr) (_swig_ret int) {
 	var swig_r int
 	_swig_i_0 := arg1
@@ -1177,7 +1191,7 @@ func Dsgd_parameter_add(arg1 uintptr, arg2 string, arg3 int, arg4 []int64, arg5 
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_29)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_30)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_parameter_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_30)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_3)), C.swig_intgo(_swig_i_4), C.swig_voidp(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1192,7 +1206,7 @@ func Dsgd_parameter_set(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_31)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_parameter_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_32)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1215,7 +1229,7 @@ func Dsgd_replica_add(arg1 uintptr, arg2 string, arg3 *uintptr, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_replica_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_33)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_replica_add_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_34)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1250,7 +1264,7 @@ func Dsgd_bind(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 uintpt
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
 	_swig_i_6 := arg7
-	swig_r = (int)(C._wrap_dsgd_bind_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_35(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_36(_swig_i_5), C.swig_voidp(_swig_i_6)))
+	swig_r = (int)(C._wrap_dsgd_bind_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_36(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_37(_swig_i_5), C.swig_voidp(_swig_i_6)))
 	return swig_r
 }
 
@@ -1329,7 +1343,7 @@ func Dsgd_optimizer_set(arg1 uintptr, arg2 string, arg3 string, arg4 *uintptr) (
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_38)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_optimizer_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_39)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_40)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1363,7 +1377,7 @@ func Dsgd_strategy_set(arg1 uintptr, arg2 string, arg3 string, arg4 *OpOptions, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_40)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_strategy_set_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_41)(unsafe.Pointer(&_swig_i_1)), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_2)), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1420,7 +1434,7 @@ func Dsgd_gradients_ready(arg1 uintptr, arg2 []uintptr, arg3 uintptr, arg4 *uint
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_gradients_ready_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_42)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_gradients_ready_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_43)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1507,7 +1521,7 @@ func Dsgd_op_abort(arg1 uintptr, arg2 string, arg3 *uintptr) (_swig_ret int) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_op_abort_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_44)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_op_abort_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_45)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1526,7 +1540,7 @@ func Dsgd_queue_poll(arg1 uintptr, arg2 []uintptr, arg3 int, arg4 *uint64, arg5 
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_45)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_queue_poll_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_46)(unsafe.Pointer(&_swig_i_1)), C.swig_intgo(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1588,7 +1602,7 @@ func Dsgd_allreduce(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 uintptr, arg5
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
-	swig_r = (int)(C._wrap_dsgd_allreduce_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_46(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
+	swig_r = (int)(C._wrap_dsgd_allreduce_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.uintptr_t(_swig_i_3), C.swig_type_47(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_intgo(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9)))
 	return swig_r
 }
 
@@ -1603,7 +1617,7 @@ func Dsgd_broadcast(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_broadcast_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_47(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_broadcast_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.swig_intgo(_swig_i_4), C.swig_intgo(_swig_i_5), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	return swig_r
 }
 
@@ -1620,7 +1634,7 @@ func Dsgd_allgather(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, arg5 u
 	_swig_i_8 := arg9
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
-	swig_r = (int)(C._wrap_dsgd_allgather_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_48(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_49(_swig_i_5), *(*C.swig_type_50)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
+	swig_r = (int)(C._wrap_dsgd_allgather_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_49(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_50(_swig_i_5), *(*C.swig_type_51)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_voidp(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1641,7 +1655,7 @@ func Dsgd_reduce_scatter(arg1 uintptr, arg2 uintptr, arg3 uintptr, arg4 int64, a
 	_swig_i_9 := arg10
 	_swig_i_10 := arg11
 	_swig_i_11 := arg12
-	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_51(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_52(_swig_i_5), *(*C.swig_type_53)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
+	swig_r = (int)(C._wrap_dsgd_reduce_scatter_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.uintptr_t(_swig_i_1), C.uintptr_t(_swig_i_2), C.swig_type_52(_swig_i_3), C.uintptr_t(_swig_i_4), C.swig_type_53(_swig_i_5), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_6)), C.swig_intgo(_swig_i_7), C.swig_intgo(_swig_i_8), C.swig_voidp(_swig_i_9), C.swig_voidp(_swig_i_10), C.swig_voidp(_swig_i_11)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg7
 	}
@@ -1670,7 +1684,7 @@ func Dsgd_object_put(arg1 uintptr, arg2 string, arg3 uintptr, arg4 int64, arg5 i
 	_swig_i_6 := arg7
 	_swig_i_7 := arg8
 	_swig_i_8 := arg9
-	swig_r = (int)(C._wrap_dsgd_object_put_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_54)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_55(_swig_i_3), C.swig_intgo(_swig_i_4), *(*C.swig_type_56)(unsafe.Pointer(&_swig_i_5)), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
+	swig_r = (int)(C._wrap_dsgd_object_put_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_55)(unsafe.Pointer(&_swig_i_1)), C.uintptr_t(_swig_i_2), C.swig_type_56(_swig_i_3), C.swig_intgo(_swig_i_4), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_5)), C.swig_voidp(_swig_i_6), C.swig_voidp(_swig_i_7), C.swig_voidp(_swig_i_8)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1688,7 +1702,7 @@ func Dsgd_object_get(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintptr, 
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_object_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_57)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_object_get_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_58)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1711,7 +1725,7 @@ func Dsgd_object_delete(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uintpt
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_object_delete_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_58)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_object_delete_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_59)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1774,7 +1788,7 @@ func Dsgd_shard_new(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 uint, arg5 *uin
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
 	_swig_i_5 := arg6
-	swig_r = (int)(C._wrap_dsgd_shard_new_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_61(_swig_i_1), C.swig_type_62(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
+	swig_r = (int)(C._wrap_dsgd_shard_new_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_62(_swig_i_1), C.swig_type_63(_swig_i_2), C.swig_intgo(_swig_i_3), C.swig_voidp(_swig_i_4), C.swig_voidp(_swig_i_5)))
 	return swig_r
 }
 
@@ -1783,7 +1797,7 @@ func Dsgd_shard_epoch(arg1 uintptr, arg2 uint64, arg3 *uintptr) (_swig_ret int) 
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
-	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_63(_swig_i_1), C.swig_voidp(_swig_i_2)))
+	swig_r = (int)(C._wrap_dsgd_shard_epoch_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_64(_swig_i_1), C.swig_voidp(_swig_i_2)))
 	return swig_r
 }
 
@@ -1793,7 +1807,7 @@ func Dsgd_shard_seek(arg1 uintptr, arg2 uint64, arg3 uint64, arg4 *uintptr) (_sw
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_64(_swig_i_1), C.swig_type_65(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_seek_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), C.swig_type_65(_swig_i_1), C.swig_type_66(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	return swig_r
 }
 
@@ -1810,7 +1824,7 @@ func Dsgd_shard_next(arg1 uintptr, arg2 []int64, arg3 *uint64, arg4 *uintptr) (_
 	_swig_i_1 := arg2
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
-	swig_r = (int)(C._wrap_dsgd_shard_next_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_67)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
+	swig_r = (int)(C._wrap_dsgd_shard_next_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_68)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1843,7 +1857,7 @@ func Dsgd_checkpoint_save(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uint
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_70)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_checkpoint_save_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_71)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}
@@ -1857,7 +1871,7 @@ func Dsgd_checkpoint_load(arg1 uintptr, arg2 string, arg3 *OpOptions, arg4 *uint
 	_swig_i_2 := arg3
 	_swig_i_3 := arg4
 	_swig_i_4 := arg5
-	swig_r = (int)(C._wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_71)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
+	swig_r = (int)(C._wrap_dsgd_checkpoint_load_raw_caddf7c698d85742(C.uintptr_t(_swig_i_0), *(*C.swig_type_72)(unsafe.Pointer(&_swig_i_1)), C.swig_voidp(_swig_i_2), C.swig_voidp(_swig_i_3), C.swig_voidp(_swig_i_4)))
 	if Swig_escape_always_false {
 		Swig_escape_val = arg2
 	}

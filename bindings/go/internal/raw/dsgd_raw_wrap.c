@@ -1268,6 +1268,33 @@ intgo _wrap_dsgd_abort_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_
 }
 
 
+intgo _wrap_dsgd_fail_raw_caddf7c698d85742(dsgd_session *_swig_go_0, _gostring_ _swig_go_1, dsgd_error **_swig_go_2) {
+  dsgd_session *arg1 = 0 ;
+  char *arg2 = 0 ;
+  dsgd_error **arg3 = 0 ;
+  int32_t result;
+  intgo _swig_go_result;
+
+  arg1 = *(dsgd_session **)&_swig_go_0;
+  {
+    arg2 = NULL;
+    if (_swig_go_1.n > 0) {
+      arg2 = (char *)malloc(_swig_go_1.n + 1);
+      if (arg2 != NULL) {
+        memcpy(arg2, _swig_go_1.p, _swig_go_1.n);
+        arg2[_swig_go_1.n] = '\0';
+      }
+    }
+  }
+  arg3 = *(dsgd_error ***)&_swig_go_2;
+
+  result = (int32_t)dsgd_fail(arg1,(char const *)arg2,arg3);
+  _swig_go_result = result;
+  free(arg2);
+  return _swig_go_result;
+}
+
+
 intgo _wrap_dsgd_rank_raw_caddf7c698d85742(dsgd_session *_swig_go_0) {
   dsgd_session *arg1 = 0 ;
   int32_t result;

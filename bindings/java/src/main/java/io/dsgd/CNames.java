@@ -94,6 +94,7 @@ final class CNames {
           entry("dsgd_error_parameter", "DsgdException.parameter"),
           entry("dsgd_error_rank", "DsgdException.rank"),
           entry("dsgd_export_dlpack", "Replica.exportValue"),
+          entry("dsgd_fail", "Session.fail"),
           entry("dsgd_finalize", "Session.close"),
           entry("dsgd_gradient_absent", "Replica.absent"),
           entry("dsgd_gradient_ready", "Replica.ready"),

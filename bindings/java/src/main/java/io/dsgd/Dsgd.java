@@ -19,7 +19,7 @@ import java.util.List;
  *     computeGradient(value, gradient, batch);
  *     session.step(batch.size());                        // the mean weighs this worker by its samples
  *   }
- * });                                                    // an exception aborts the job
+ * });                                                    // an exception fails this worker
  * }</pre>
  */
 public final class Dsgd {
@@ -64,8 +64,8 @@ public final class Dsgd {
 
   /**
    * Joins a job as {@link #init(Config)} does, runs {@code body}, and closes the session as {@link
-   * Session#close(java.time.Duration) close(null)} does. If {@code body} throws, the job is aborted,
-   * so that all workers end with that reason.
+   * Session#close(java.time.Duration) close(null)} does. If {@code body} throws, this worker fails
+   * with that reason, as by {@link Session#fail}.
    *
    * @param config null: environment and defaults
    */
@@ -75,14 +75,14 @@ public final class Dsgd {
       try {
         body.run(session);
       } catch (Throwable failure) {
-        abort(session, failure);
+        fail(session, failure);
         throw failure;
       }
       session.close(null);
     }
   }
 
-  private static void abort(Session session, Throwable failure) {
+  private static void fail(Session session, Throwable failure) {
     String text;
     try {
       text = failure.toString().replace("\0", "");
@@ -91,7 +91,7 @@ public final class Dsgd {
       failure.addSuppressed(e);
     }
     try {
-      session.abort("the worker failed: " + text);
+      session.fail(text);
     } catch (DsgdException e) {
       failure.addSuppressed(e);
     }

@@ -165,7 +165,7 @@ final class InFlight {
         // dsgd_close has begun; until it returns, operations may go on and use their buffers.
         awaitClosed();
       } else { // nobody would learn any more how operations end
-        abort(pointer, "the completion queue failed: " + e.getMessage());
+        fail(pointer, "its completion queue failed: " + e.getMessage());
       }
     } finally {
       endAll();
@@ -183,9 +183,9 @@ final class InFlight {
     }
   }
 
-  private static void abort(long session, String reason) {
+  private static void fail(long session, String reason) {
     try {
-      Raw.dsgd_abort(session, reason);
+      Raw.dsgd_fail(session, reason);
     } catch (DsgdException e) {
       // The session is closed or has failed: nothing runs any more.
     }

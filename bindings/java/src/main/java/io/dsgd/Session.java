@@ -228,6 +228,17 @@ public final class Session extends Collectives implements AutoCloseable {
     handle.use(s -> Raw.dsgd_abort(s, reason));
   }
 
+  /**
+   * Says that this worker has failed. In a job that goes on after losses, the others go on without it:
+   * the session fails with {@link Status#WORKER_LOST}. In any other job this is {@link #abort}. Never
+   * blocks.
+   *
+   * @param reason null: none
+   */
+  public void fail(String reason) {
+    handle.use(s -> Raw.dsgd_fail(s, reason));
+  }
+
   // ---- Setting up
 
   /**

@@ -70,7 +70,42 @@ class JobTest {
       DsgdException heard = waiting.get(60, TimeUnit.SECONDS);
       assertEquals(Status.ABORTED, heard.status());
       assertEquals(1, heard.rank());
-      assertTrue(heard.getMessage().contains("the worker failed: java.io.IOException: no data"), heard.getMessage());
+      assertTrue(heard.getMessage().contains("failed: java.io.IOException: no data"), heard.getMessage());
+    }
+  }
+
+  @Test
+  void anExceptionThatLeavesRunOfAnElasticJobLosesThisWorkerOnly() throws Exception {
+    try (Config of = Job.config("head", "127.0.0.1:0", "num_workers", "2", "min_workers", "1");
+        Head head = Head.start(of);
+        Config one = Job.worker(head, 2, "rank", "0", "min_workers", "1");
+        Config other = Job.worker(head, 2, "rank", "1", "min_workers", "1")) {
+      FutureTask<Integer> staying =
+          new FutureTask<>(
+              () -> {
+                int[] size = new int[1];
+                Dsgd.run(
+                    one,
+                    session -> {
+                      DsgdException heard = assertThrows(DsgdException.class, session::barrier);
+                      assertEquals(Status.VIEW_CHANGED, heard.status());
+                      assertTrue(
+                          heard.getMessage().contains("failed: java.io.IOException: no data"),
+                          heard.getMessage());
+                      size[0] = session.size();
+                    });
+                return size[0];
+              });
+      new Thread(staying).start();
+      assertThrows(
+          IOException.class,
+          () ->
+              Dsgd.run(
+                  other,
+                  session -> {
+                    throw new IOException("no data");
+                  }));
+      assertEquals(1, staying.get(60, TimeUnit.SECONDS));
     }
   }
 
