@@ -8,22 +8,23 @@
 namespace dsgd::device {
 
 namespace {
-constexpr transport::Duration kLook = std::chrono::milliseconds(20);
-constexpr transport::Duration kRetry =
-    std::chrono::milliseconds(1);  // nothing tells that a capture has ended
+// A device that has failed does not notify: it is noticed within this time.
+constexpr transport::Duration kPollInterval = std::chrono::milliseconds(20);
+// Nothing notifies of the end of a capture.
+constexpr transport::Duration kRetryInterval = std::chrono::milliseconds(1);
 }  // namespace
 
 // Outlives the waiter, since a device may notify it at any time.
 struct Waiter::Anchor {
   transport::Poster poster;
   Waiter* waiter;                      // touched on the loop only; null: nobody waits any more
-  std::atomic<bool> notified = false;  // a look is on its way
+  std::atomic<bool> notified = false;  // a poll is on its way
 
   static void post(const std::shared_ptr<Anchor>& anchor) {
     if (anchor->notified.exchange(true)) return;
     anchor->poster.post([anchor] {
       anchor->notified = false;
-      if (anchor->waiter) anchor->waiter->look();
+      if (anchor->waiter) anchor->waiter->poll();
     });
   }
 };
@@ -53,7 +54,7 @@ void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event
     waiting_.erase(enqueued);
     return failed(status);
   }
-  look_later();
+  schedule_poll();
 }
 
 void Waiter::when_usable(transport::Time deadline, std::function<Status()> attempt,
@@ -69,7 +70,7 @@ void Waiter::try_attempts() {
   while (anchor->waiter && !attempts_.empty()) {
     Status status = attempts_.front().attempt();
     if (status.code() == Code::kState && loop_.now() < attempts_.front().deadline) {
-      retry_ = loop_.schedule(loop_.now() + kRetry, [this] {
+      retry_ = loop_.schedule(loop_.now() + kRetryInterval, [this] {
         retry_ = 0;
         try_attempts();
       });
@@ -87,15 +88,17 @@ void Waiter::try_attempts() {
 void Waiter::fail(const Status& cause) {
   if (retry_) loop_.cancel(std::exchange(retry_, 0));
   const std::shared_ptr<Anchor> anchor = anchor_;
-  for (const Attempt& attempt : std::exchange(attempts_, {})) attempt.then(cause);
-  if (!anchor->waiter) return;
-  const std::list<Status> how(waiting_.size(), cause);
-  end(std::exchange(waiting_, {}), how);
+  for (const Attempt& attempt : std::exchange(attempts_, {})) {
+    attempt.then(cause);
+    if (!anchor->waiter) return;  // destroyed or closed by `then`
+  }
+  std::list<Ended> ended;
+  for (Waiting& waiting : std::exchange(waiting_, {})) ended.push_back({std::move(waiting.then), cause});
+  end(std::move(ended));
 }
 
-void Waiter::look() {
-  std::list<Waiting> over;
-  std::list<Status> how;
+void Waiter::poll() {
+  std::list<Ended> ended;
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const auto at = next++;
     auto done = at->event->done();
@@ -107,30 +110,27 @@ void Waiter::look() {
                           " has not finished its enqueued work before the deadline; a stream of the host may "
                           "be blocked");
     }
-    how.push_back(std::move(status));
-    over.splice(over.end(), waiting_, at);
+    ended.push_back({std::move(at->then), std::move(status)});
+    waiting_.erase(at);
   }
-  end(std::move(over), std::move(how));
+  end(std::move(ended));
 }
 
-void Waiter::end(std::list<Waiting> over, std::list<Status> how) {
+void Waiter::end(std::list<Ended> ended) {
   if (waiting_.empty() && timer_) loop_.cancel(std::exchange(timer_, 0));
   const std::shared_ptr<Anchor> anchor = anchor_;
-  for (Waiting& waiting : over) {
-    if (!anchor->waiter) return;  // destroyed by what was called
-    const auto then = std::move(waiting.then);
-    const Status status = std::move(how.front());
-    how.pop_front();
-    then(status);
+  for (const Ended& wait : ended) {
+    if (!anchor->waiter) return;  // destroyed or closed by an earlier `then`
+    wait.then(wait.status);
   }
 }
 
-void Waiter::look_later() {
+void Waiter::schedule_poll() {
   if (timer_) return;
-  timer_ = loop_.schedule(loop_.now() + kLook, [this, anchor = anchor_] {
+  timer_ = loop_.schedule(loop_.now() + kPollInterval, [this, anchor = anchor_] {
     timer_ = 0;
-    look();
-    if (anchor->waiter && !waiting_.empty()) look_later();
+    poll();
+    if (anchor->waiter && !waiting_.empty()) schedule_poll();
   });
 }
 

@@ -48,10 +48,14 @@ class Waiter {
     std::function<Status()> attempt;
     std::function<void(const Status&)> then;
   };
-  void look();
+  struct Ended {
+    std::function<void(const Status&)> then;
+    Status status;
+  };
+  void poll();
   void try_attempts();
-  void end(std::list<Waiting> over, std::list<Status> how);
-  void look_later();
+  void end(std::list<Ended> ended);
+  void schedule_poll();
 
   transport::Loop& loop_;
   std::shared_ptr<Anchor> anchor_;
