@@ -19,18 +19,6 @@
 
 namespace dsgd::device {
 
-// Events that are used again: to destroy one may wait while the device's memory is allocated. Any thread. The
-// devices outlive it.
-class EventPool {
- public:
-  EventPool();
-  Result<std::shared_ptr<DeviceEvent>> take(Device& device);
-
- private:
-  struct State;
-  std::shared_ptr<State> state_;
-};
-
 // Loop only.
 class BufferCopier {
  public:

@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/device/event_pool.h"
 #include "core/metrics/counters.h"
 #include "core/session/collective_buffers.h"
 #include "core/session/retired_buffers.h"
