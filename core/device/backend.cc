@@ -12,14 +12,17 @@
 namespace dsgd::device {
 namespace {
 
+std::string text_of(Message& message) {
+  message.text[sizeof message.text - 1] = 0;
+  return message.text;
+}
+
 // One call into the table: a code and a message become a Status.
 template <typename Function, typename... Arguments>
 Status call(const Function& function, Arguments&&... arguments) {
   Message message{};
   const int32_t code = function(arguments..., &message);
-  if (code == 0) return {};
-  message.text[sizeof message.text - 1] = 0;
-  return Status(static_cast<Code>(code), message.text);
+  return code == 0 ? Status() : Status(static_cast<Code>(code), text_of(message));
 }
 
 // Limit of a release after another device has hung.
@@ -27,7 +30,7 @@ constexpr std::chrono::nanoseconds kAfterHang = std::chrono::milliseconds(100);
 
 class BackendDevice final : public Device, public std::enable_shared_from_this<BackendDevice> {
  public:
-  BackendDevice(const Backend& backend, Handle* handle, int32_t index, TimeLimits limits)
+  BackendDevice(const Backend& backend, DeviceHandle* handle, int32_t index, TimeLimits limits)
       : backend(backend),
         handle(handle),
         index_(index),
@@ -53,7 +56,7 @@ class BackendDevice final : public Device, public std::enable_shared_from_this<B
   }
   Result<std::shared_ptr<void>> allocate_staging_parts(size_t nbytes, std::vector<ByteRange> parts) override {
     const auto allocate = [parts = std::move(parts), function = backend.allocate_staging_parts](
-                              Handle* device, uint64_t size, void** data, Message* message) {
+                              DeviceHandle* device, uint64_t size, void** data, Message* message) {
       return function(device, size, parts.data(), static_cast<uint32_t>(parts.size()), data, message);
     };
     return memory(nbytes, allocate, backend.release_staging_parts);
@@ -61,7 +64,7 @@ class BackendDevice final : public Device, public std::enable_shared_from_this<B
   Status check(const void* data, size_t nbytes) const override {
     return call(backend.check_pointer, handle, data, nbytes);
   }
-  void release_after_work(std::function<void()> release) override {
+  void release_in_order(std::function<void()> release) override {
     if (calls_.late()) {
       calls_.run({}, std::move(release));
     } else {
@@ -86,12 +89,12 @@ class BackendDevice final : public Device, public std::enable_shared_from_this<B
         "frees the memory when the work ends");
   }
 
-  using Allocate = std::function<int32_t(Handle*, uint64_t, void**, Message*)>;
-  using Release = std::function<void(Handle*, void*)>;
+  using Allocate = std::function<int32_t(DeviceHandle*, uint64_t, void**, Message*)>;
+  using Release = std::function<void(DeviceHandle*, void*)>;
   Result<std::shared_ptr<void>> memory(size_t nbytes, const Allocate& allocate, const Release& release);
 
   const Backend& backend;
-  Handle* const handle;
+  DeviceHandle* const handle;
 
  private:
   const int32_t index_;
@@ -151,8 +154,7 @@ class BackendEvent final : public DeviceEvent {
     Message message{};
     const EventState state = device_->backend.event_query(event, &message);
     if (state != EventState::kFailed) return state == EventState::kDone;
-    message.text[sizeof message.text - 1] = 0;
-    return Status(Code::kInternal, message.text);
+    return Status(Code::kInternal, text_of(message));
   }
 
   Event* const event;
@@ -228,9 +230,8 @@ class BackendCommunicator final : public Communicator {
       : devices_(std::move(devices)), backend_(backend), communicator_(communicator) {}
   ~BackendCommunicator() override {
     // All of its devices stay until it has gone.
-    static_cast<BackendDevice&>(*devices_.front())
-        .release(
-            [devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
+    first_device().release(
+        [devices = devices_, close = backend_.communicator_close, comm = communicator_] { close(comm); });
   }
   void enqueue(const Work& work, std::chrono::nanoseconds timeout, Ended ended,
                std::function<void()> enqueued) override {
@@ -256,18 +257,18 @@ class BackendCommunicator final : public Communicator {
   // The devices stay as long as the memory does.
   Result<std::vector<std::shared_ptr<void>>> allocate(size_t nbytes) override {
     const auto there = std::make_shared<std::vector<void*>>(devices_.size());
-    auto memory = static_cast<BackendDevice&>(*devices_.front())
-                      .memory(
-                          nbytes,
-                          [there, comm = communicator_, function = backend_.communicator_allocate](
-                              Handle*, uint64_t size, void** made, Message* message) {
-                            CommMemory* memory = nullptr;
-                            const int32_t code = function(comm, size, there->data(), &memory, message);
-                            *made = memory;
-                            return code;
-                          },
-                          [devices = devices_, function = backend_.communicator_release](
-                              Handle*, void* made) { function(static_cast<CommMemory*>(made)); });
+    auto memory = first_device().memory(
+        nbytes,
+        [there, comm = communicator_, function = backend_.communicator_allocate](
+            DeviceHandle*, uint64_t size, void** made, Message* message) {
+          CommMemory* memory = nullptr;
+          const int32_t code = function(comm, size, there->data(), &memory, message);
+          *made = memory;
+          return code;
+        },
+        [devices = devices_, function = backend_.communicator_release](DeviceHandle*, void* made) {
+          function(static_cast<CommMemory*>(made));
+        });
     if (!memory.ok()) return memory.status();
     std::vector<std::shared_ptr<void>> by_device;
     for (void* data : *there) by_device.emplace_back(memory.value(), data);
@@ -278,6 +279,8 @@ class BackendCommunicator final : public Communicator {
   }
 
  private:
+  BackendDevice& first_device() const { return static_cast<BackendDevice&>(*devices_.front()); }
+
   const std::vector<std::shared_ptr<Device>> devices_;
   const Backend& backend_;
   Comm* const communicator_;
@@ -299,8 +302,7 @@ Result<Device::CommunicatorLibrary> BackendDevice::load_communicators(const std:
   CommunicatorLibrary library{};
   Message message{};
   const int32_t code = backend.communicator_load(path.c_str(), &library.version, &message);
-  message.text[sizeof message.text - 1] = 0;
-  library.description = message.text;
+  library.description = text_of(message);
   if (code != 0) return Status(static_cast<Code>(code), library.description);
   return library;
 }
@@ -351,7 +353,7 @@ Result<std::shared_ptr<Device>> Device::open(const Backend& backend, int32_t ind
                                                          std::to_string(count - 1)
                                                    : "")));
   }
-  Handle* handle = nullptr;
+  DeviceHandle* handle = nullptr;
   DSGD_RETURN_IF_ERROR(call(backend.open, index, &handle));
   return std::shared_ptr<Device>(std::make_shared<BackendDevice>(backend, handle, index, std::move(limits)));
 }
@@ -367,7 +369,7 @@ Result<std::unique_ptr<Communicator>> Device::join(const std::vector<std::shared
                                                    const CommunicatorId& id, int32_t first, int32_t size,
                                                    std::chrono::nanoseconds timeout,
                                                    Communicator::Ended joined) {
-  std::vector<Handle*> handles;
+  std::vector<DeviceHandle*> handles;
   for (const auto& device : devices) handles.push_back(static_cast<BackendDevice&>(*device).handle);
   const Backend& backend = static_cast<BackendDevice&>(*devices.front()).backend;
   Comm* communicator = nullptr;

@@ -1,7 +1,8 @@
 // The boundary to a device plug-in such as libdsgd_cuda.so: a table of C functions. The plug-in is loaded
 // when its first device is needed. Only plain data crosses the boundary. A call returns as soon as its work
-// is enqueued, and the work of a queue happens in order. Only open, close, allocate and release may wait for
-// the device, so they are called with a time limit (transport/bounded_calls.h).
+// is enqueued, and the work of a queue happens in order. Only the functions that open, close, allocate and
+// release may wait for the device. The caller limits their time (transport/bounded_calls.h), except that of
+// opening a device.
 //
 // Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time
 // per queue.
@@ -21,7 +22,8 @@ struct Message {
   char text[512];
 };
 
-struct DeviceId {  // equal for two processes whose devices cannot be in one communicator
+// Host and PCI address of a GPU, as NCCL compares them. Devices with equal ids cannot be in one communicator.
+struct DeviceId {
   uint8_t bytes[16];
 };
 
@@ -84,7 +86,7 @@ struct CommunicatorId {
 // devices all parts.
 enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather };
 
-struct Event;
+struct Event;  // a point in a queue or in a stream of the host's
 struct CollectiveCopy {
   uint32_t device;  // whose queue
   void* to;
@@ -111,10 +113,9 @@ using CollectiveEnded = void (*)(void* context, int32_t code, const char* messag
 
 // ---- the table
 
-struct Handle;  // a device
+struct DeviceHandle;
 struct Queue;
-struct Event;  // a point in a queue or in a stream of the host's
-struct Comm;   // devices of this process in a communicator
+struct Comm;  // devices of this process in a communicator
 struct CommMemory;
 
 enum class EventState : int32_t { kDone = 0, kPending = 1, kFailed = -1 };
@@ -124,29 +125,29 @@ struct Backend {
   const char* name;  // "cuda"
 
   int32_t (*device_count)(int32_t* count, Message* message);
-  int32_t (*open)(int32_t index, Handle** device, Message* message);
-  void (*close)(Handle* device);                  // all of its queues and events are closed before
-  const char* (*describe)(const Handle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
-  DeviceId (*identity)(const Handle* device);
+  int32_t (*open)(int32_t index, DeviceHandle** device, Message* message);
+  void (*close)(DeviceHandle* device);                  // all of its queues and events are closed before
+  const char* (*describe)(const DeviceHandle* device);  // "NVIDIA H200, compute capability 9.0, 139.8 GiB"
+  DeviceId (*identity)(const DeviceHandle* device);
 
   // Zeroed; aligned to 256 bytes.
-  int32_t (*allocate)(Handle* device, uint64_t nbytes, void** data, Message* message);
-  void (*release)(Handle* device, void* data);
+  int32_t (*allocate)(DeviceHandle* device, uint64_t nbytes, void** data, Message* message);
+  void (*release)(DeviceHandle* device, void* data);
   // Pinned host memory: copies from and to it run while the host does other work.
-  int32_t (*allocate_staging)(Handle* device, uint64_t nbytes, void** data, Message* message);
-  void (*release_staging)(Handle* device, void* data);
+  int32_t (*allocate_staging)(DeviceHandle* device, uint64_t nbytes, void** data, Message* message);
+  void (*release_staging)(DeviceHandle* device, void* data);
   // As allocate_staging, zeroed, with only `parts` pinned. Each copy lies within one part. The parts ascend.
-  int32_t (*allocate_staging_parts)(Handle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
-                                    void** data, Message* message);
-  void (*release_staging_parts)(Handle* device, void* data);
+  int32_t (*allocate_staging_parts)(DeviceHandle* device, uint64_t nbytes, const ByteRange* parts,
+                                    uint32_t count, void** data, Message* message);
+  void (*release_staging_parts)(DeviceHandle* device, void* data);
   // Is [data, data + nbytes) memory of this device?
-  int32_t (*check_pointer)(Handle* device, const void* data, uint64_t nbytes, Message* message);
+  int32_t (*check_pointer)(DeviceHandle* device, const void* data, uint64_t nbytes, Message* message);
 
   // Sets `index` to the device that the memory belongs to; to -1 if it is not known to be a device's. Fails
   // if only its first or only its last byte is a device's. No device has to be open.
   int32_t (*locate)(const void* data, uint64_t nbytes, int32_t* index, Message* message);
 
-  int32_t (*queue_open)(Handle* device, Queue** queue, Message* message);
+  int32_t (*queue_open)(DeviceHandle* device, Queue** queue, Message* message);
   void (*queue_close)(Queue* queue);
   // Device or staging memory.
   int32_t (*copy)(Queue* queue, void* to, const void* from, uint64_t nbytes, Message* message);
@@ -164,7 +165,7 @@ struct Backend {
   // never if the device fails. It may come after queue_close.
   int32_t (*queue_notify)(Queue* queue, void (*function)(void*), void* context, Message* message);
 
-  int32_t (*event_open)(Handle* device, Event** event, Message* message);
+  int32_t (*event_open)(DeviceHandle* device, Event** event, Message* message);
   void (*event_close)(Event* event);
   int32_t (*event_record)(Event* event, Queue* queue, Message* message);
   int32_t (*event_record_stream)(Event* event, void* stream, Message* message);  // a stream as in DLPack
@@ -173,13 +174,14 @@ struct Backend {
   EventState (*event_query)(Event* event, Message* message);  // of the last record
 
   // Loads the library that reduces over devices (NCCL), once: the one that the host has loaded, else `path`
-  // unless it is "", else the one that the loader finds. The message names it, or says why there is none.
+  // unless it is "", else the one that the loader finds. The message names it, also on success, or says why
+  // there is none.
   int32_t (*communicator_load)(const char* path, int32_t* version, Message* message);
   int32_t (*communicator_id)(CommunicatorId* id, Message* message);
   // Joins with `count` devices, as ranks first .. first + count - 1 of `size`. It has a thread and queues of
   // its own, in which work is done in the order in which it is enqueued; all members enqueue the same.
   // `ended`: all members have joined.
-  int32_t (*communicator_open)(Handle* const* devices, uint32_t count, const CommunicatorId* id,
+  int32_t (*communicator_open)(DeviceHandle* const* devices, uint32_t count, const CommunicatorId* id,
                                int32_t first, int32_t size, int64_t timeout, CollectiveEnded ended,
                                void* context, Comm** communicator, Message* message);
   // Allocates zeroed memory of nbytes on each device of the communicator. Collectives use it without the

@@ -19,7 +19,8 @@ class CollectiveQueue {
   CollectiveQueue(transport::Loop& loop, std::vector<std::shared_ptr<Device>> devices)
       : loop_(loop), devices_(std::move(devices)), poster_(std::make_shared<transport::Poster>(loop)) {}
 
-  // First of all, once. `done` comes from the loop when all members have joined.
+  // Call it first, once. `done` comes from the loop when all members have joined, or within this call if
+  // joining cannot begin.
   void join(const CommunicatorId& id, int32_t first, int32_t size, transport::Time deadline, Done done) {
     auto joined = Device::join(devices_, id, first, size, deadline - loop_.now(), on_loop(done));
     if (!joined.ok()) return done(joined.status());
@@ -34,9 +35,10 @@ class CollectiveQueue {
   // devices' queues.
   void enqueue(const Communicator::Work& work, transport::Time deadline, Done done,
                std::function<void()> enqueued = {}) {
-    std::function<void()> told;
-    if (enqueued) told = [poster = poster_, enqueued = std::move(enqueued)] { poster->post(enqueued); };
-    communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)), std::move(told));
+    std::function<void()> on_enqueued;
+    if (enqueued)
+      on_enqueued = [poster = poster_, enqueued = std::move(enqueued)] { poster->post(enqueued); };
+    communicator_->enqueue(work, deadline - loop_.now(), on_loop(std::move(done)), std::move(on_enqueued));
   }
   // Aborts all work in flight, also on the devices. Later work fails.
   void fail(const Status& cause) {

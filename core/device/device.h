@@ -139,9 +139,9 @@ class Device {
   // Returns an error if the buffer is not this device's memory.
   virtual Status check(const void* data, size_t nbytes) const = 0;
 
-  // Calls `release`, which frees memory of the host program, when no earlier free of this device is in
-  // progress: at once, or later on a thread if the device hangs.
-  virtual void release_after_work(std::function<void()> release) = 0;
+  // Calls `release`, which frees memory of the host program: now, or on a thread behind a release that the
+  // device still blocks.
+  virtual void release_in_order(std::function<void()> release) = 0;
 
   virtual Result<std::unique_ptr<WorkQueue>> new_queue() = 0;
   virtual Result<std::unique_ptr<DeviceEvent>> new_event() = 0;

@@ -143,7 +143,7 @@ class Host final : public Device {
     return zeroed(nbytes);
   }
   Status check(const void*, size_t) const override { return {}; }  // whatever the host gives is its own
-  void release_after_work(std::function<void()> release) override { release(); }
+  void release_in_order(std::function<void()> release) override { release(); }
   Result<std::unique_ptr<WorkQueue>> new_queue() override {
     return std::unique_ptr<WorkQueue>(std::make_unique<HostQueue>());
   }

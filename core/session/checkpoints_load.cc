@@ -319,7 +319,7 @@ void Checkpoints::apply(const SharedCall& checkpoint, transport::Time deadline, 
   state_.step.optimizer_state().spread_to_devices(deadline,
                                                   [this, checkpoint, deadline, ended](const Status& copied) {
                                                     if (!copied.ok()) return ended(copied);
-                                                    state_.step.when_reached(deadline, ended);
+                                                    state_.step.when_queues_done(deadline, ended);
                                                   });
 }
 

@@ -55,7 +55,7 @@ void Checkpoints::start_save(const SharedCall& checkpoint) {
     prepare_folder(checkpoint);
   };
   if (Status status = enqueue_snapshot(checkpoint.get()); !status.ok()) return copied(status);
-  state_.step.when_reached(checkpoint->call->deadline, copied);
+  state_.step.when_queues_done(checkpoint->call->deadline, copied);
 }
 
 // All workers of the view get the same number, and no worker of another view or job.

@@ -128,7 +128,7 @@ class Engine final : public SessionEvents {
   void buckets_ready(const std::vector<uint32_t>& buckets) { state_.step.buckets_ready(buckets); }
 
   // Calls `done` when the work enqueued in the context has ended, or with an error after step_timeout.
-  void when_reached(DeviceContext& context, Done done) {
+  void when_queue_done(DeviceContext& context, Done done) {
     waiter_.after(context.device->name(), *context.queue, *context.reached, state_.calls.deadline(),
                   std::move(done));
   }

@@ -29,7 +29,7 @@ void RetiredBuffers::release_unused(const WhenDone& when_done) {
 void RetiredBuffers::release_all() {
   for (auto* all : {&in_use_, &added_})
     for (Buffers& buffers : std::exchange(*all, {}))
-      buffers.device->release_after_work(std::move(buffers.release));
+      buffers.device->release_in_order(std::move(buffers.release));
 }
 
 }  // namespace dsgd

@@ -15,7 +15,7 @@ class RetiredBuffers {
  public:
   using WhenDone = std::function<void(std::function<void(const Status&)>)>;
 
-  // Any thread. Call release_unused() afterwards.
+  // Any thread. Post release_unused() to the loop afterwards.
   void add(std::shared_ptr<device::Device> device, std::function<void()> release);
   // On the loop. Releases the buffers when the devices no longer use them: `when_done` calls its argument
   // when all work that is enqueued on the devices now has ended.

@@ -65,7 +65,7 @@ Session::~Session() {
   impl_->retired.release_all();
   for (const auto& replica : impl_->model.replicas) {
     for (Binding& binding : impl_->model.bindings[replica->index])
-      if (binding.release) replica->device->release_after_work(std::move(binding.release));
+      if (binding.release) replica->device->release_in_order(std::move(binding.release));
   }
 }
 

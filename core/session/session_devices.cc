@@ -105,7 +105,7 @@ Status Session::Impl::read(const Replica& replica, const std::byte* data, size_t
     const size_t part = std::min(kReadPart, nbytes - at);
     status = context.queue->copy(staging.get(), data + at, part);
     if (!status.ok()) break;
-    status = block([&, this](auto done) { engine().when_reached(context, done); });
+    status = block([&, this](auto done) { engine().when_queue_done(context, done); });
     if (status.ok()) use(staging.get(), part);
   }
   return status;

@@ -134,7 +134,7 @@ void Start::give_values(const SharedCall& call, std::shared_ptr<const Plan> plan
     if (!contexts.ok()) return done(contexts.status());
     state_.step.set_contexts(std::move(contexts).value());
   }
-  // At the source this only enqueues the copies of its values; when_reached() below waits for them.
+  // At the source this only enqueues the copies of its values; when_queues_done() below waits for them.
   auto made = state_.host_values(state_.rank() == source_);
   if (!made.ok()) return done(made.status());
   const auto values = std::make_shared<const HostValues>(std::move(made).value());
@@ -152,10 +152,10 @@ void Start::give_values(const SharedCall& call, std::shared_ptr<const Plan> plan
   auto take_values = [this, call, values, end_start](const Status& status) {
     if (!status.ok() || state_.started) return end_start(status);  // it holds these values already
     if (Status spread = state_.spread_values(*values); !spread.ok()) return end_start(spread);
-    state_.step.when_reached(
+    state_.step.when_queues_done(
         call->deadline, state_.in_view([values, end_start](const Status& reached) { end_start(reached); }));
   };
-  state_.step.when_reached(
+  state_.step.when_queues_done(
       call->deadline, state_.in_view([this, call, values, take_values](const Status& status) {
         if (!status.ok()) return take_values(status);
         const auto one_given = join(state_.mesh ? state_.model.parameters.size() + 1 : 1, take_values);

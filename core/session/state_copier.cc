@@ -100,7 +100,7 @@ void StateCopier::give(const SharedTransfer& transfer) {
     if (!fetched.ok()) return state_.fail(fetched, true);
     // Owners get theirs by StatePlacement::place().
     if (copies_state(*transfer)) copy->state = state_.step.optimizer_state().on_host();
-    state_.step.when_reached(deadline, state_.in_view([this, transfer, copy](const Status& reached) {
+    state_.step.when_queues_done(deadline, state_.in_view([this, transfer, copy](const Status& reached) {
       if (!reached.ok()) return state_.fail(reached, true);
       give_objects(transfer,
                    state_.in_view([this, transfer, copy] { broadcast(transfer, copy, transfer->then); }));
@@ -229,7 +229,7 @@ void StateCopier::apply(const SharedTransfer& transfer, SharedCopy copy, const V
   const transport::Time deadline = transfer->call->deadline;
   const auto spread = [this, deadline, copy, applied](const Status& copied) {
     const Status enqueued = copied.ok() ? state_.spread_values(copy->values) : copied;
-    enqueued.ok() ? state_.step.when_reached(deadline, applied) : applied(enqueued);
+    enqueued.ok() ? state_.step.when_queues_done(deadline, applied) : applied(enqueued);
   };
   // The optimizer's state that a learner has fetched is on its devices already.
   state_.learner ? spread({}) : state_.step.optimizer_state().spread_to_devices(deadline, spread);

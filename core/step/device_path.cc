@@ -79,16 +79,13 @@ Status DevicePath::sum(size_t index, size_t c) {
 // ended, the step may read the gradients of the bucket and change its values. It changes values also in
 // replicas that contribute nothing.
 Status DevicePath::follow_streams(size_t index, DeviceContext& context) {
-  bool followed = false;
+  bool without_stream = false;
   for (uint32_t r : context.replicas) {
-    for (uint32_t parameter : state_.plan[index].parameters) {
-      const bool in_marks = state_.marks.has_stream(r, parameter) && !state_.request.wait_for_devices;
-      if (in_marks || std::exchange(followed, true)) continue;
-      DSGD_RETURN_IF_ERROR(context.follow_default_stream());
-    }
+    for (uint32_t parameter : state_.plan[index].parameters)
+      without_stream |= state_.request.wait_for_devices || !state_.marks.has_stream(r, parameter);
     DSGD_RETURN_IF_ERROR(state_.marks.follow_streams(r, static_cast<uint32_t>(index), *context.queue));
   }
-  return {};
+  return without_stream ? context.follow_default_stream() : Status();
 }
 
 // Values that this owner will update, to the host.
@@ -193,7 +190,7 @@ Status DevicePath::order_streams_after_update() {
   return in_use;
 }
 
-void DevicePath::when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
+void DevicePath::when_queues_done(transport::Time deadline, std::function<void(const Status&)> then) {
   const auto reached = join(state_.contexts.size(), std::move(then));
   for (DeviceContext& context : state_.contexts)
     waiter_.after(context.device->name(), *context.queue, *context.reached, deadline, reached);

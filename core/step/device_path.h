@@ -16,7 +16,7 @@ class DevicePath {
   // Orders this step's work behind the last step's.
   Status begin_step();
   // The step changed nothing, so its copies may still be in progress when the next one begins.
-  void skipped() { previous_step_skipped_ = true; }
+  void note_step_skipped() { previous_step_skipped_ = true; }
   // Orders a bucket's work behind the work in the host's streams, then calls `then`: at once, unless the host
   // is capturing a graph.
   void follow_streams(size_t bucket, std::function<void(const Status&)> then);
@@ -37,7 +37,7 @@ class DevicePath {
   // capturing a graph; the step then has to end behind the update.
   Status order_streams_after_update();
   // Calls `then` when the work in the queues of all contexts has ended, or with an error after the deadline.
-  void when_reached(transport::Time deadline, std::function<void(const Status&)> then);
+  void when_queues_done(transport::Time deadline, std::function<void(const Status&)> then);
   // Calls `then` when all that was enqueued in the contexts, copies included, has ended. No deadline.
   // `waiter` is not the step's, which drops its waits when a step fails.
   void when_devices_done(device::Waiter& waiter, std::function<void(const Status&)> then);

@@ -115,7 +115,7 @@ void OptimizerStateStore::fetch_to_host(transport::Time deadline, std::function<
       if (!status.ok()) return done(status);
     }
   }
-  devices_.when_reached(deadline, std::move(done));
+  devices_.when_queues_done(deadline, std::move(done));
 }
 
 void OptimizerStateStore::spread_to_devices(transport::Time deadline,
@@ -135,7 +135,7 @@ void OptimizerStateStore::spread_to_devices(transport::Time deadline,
       }
     }
   }
-  devices_.when_reached(deadline, [this, done = std::move(done)](const Status& status) {
+  devices_.when_queues_done(deadline, [this, done = std::move(done)](const Status& status) {
     if (!state_.path.host_has_replicas) on_host_.clear();
     done(status);
   });

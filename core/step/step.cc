@@ -131,7 +131,7 @@ bool Step::suspend(const Status& why) {
   if (progress_.committed && state_.contributing_replicas > 0) return false;
   suspended_ = std::exchange(done_, nullptr);
   cancel_timers();
-  devices_.skipped();
+  devices_.note_step_skipped();
   buckets_.forget_held();
   waiter_.fail(why);
   return true;
@@ -287,7 +287,7 @@ void Step::commit() {
     state_.result.gradient_norm = commit_.norm_on_host();
   if (!path.norm_comes_first) return after_updates();
   if (!path.norms_on_device) return update_by_norm();
-  devices_.when_reached(state_.request.deadline, step_.or_device_failure([this] {
+  devices_.when_queues_done(state_.request.deadline, step_.or_device_failure([this] {
     state_.result.gradient_norm = devices_.norm();
     update_by_norm();
   }));
@@ -351,7 +351,7 @@ void Step::end_without_data() {
 }
 
 void Step::end_when_reached(bool norm) {
-  devices_.when_reached(state_.request.deadline, step_.or_device_failure([this, norm] {
+  devices_.when_queues_done(state_.request.deadline, step_.or_device_failure([this, norm] {
     if (norm) state_.result.gradient_norm = devices_.norm();
     end();
   }));
@@ -359,7 +359,7 @@ void Step::end_when_reached(bool norm) {
 
 void Step::end() {
   cancel_timers();
-  if (!state_.result.applied) devices_.skipped();
+  if (!state_.result.applied) devices_.note_step_skipped();
   if (state_.mesh) state_.mesh->operations.end_call(state_.request.call, {});
   trace_.ended();
   std::exchange(done_, nullptr)({}, state_.result);

@@ -124,8 +124,8 @@ class Step {
   // As Commit::on_update().
   void on_update(Commit::Noted noted) { commit_.on_update(std::move(noted)); }
   // Calls `then` when the work in the queues of all contexts has ended, or with an error after the deadline.
-  void when_reached(transport::Time deadline, std::function<void(const Status&)> then) {
-    devices_.when_reached(deadline, std::move(then));
+  void when_queues_done(transport::Time deadline, std::function<void(const Status&)> then) {
+    devices_.when_queues_done(deadline, std::move(then));
   }
   // Calls `then` when all work that dsgd has enqueued on the devices so far has ended. No deadline. May be
   // called during a step, whose end does not end the wait; `waiter` is not the step's.

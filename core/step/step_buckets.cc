@@ -243,7 +243,7 @@ void StepBuckets::report_gradients() {
   }
   const auto report = [this, read] { read({make_gradient_report(state_)}); };
   if (!state_.path.alone_on_device) return report();
-  devices_.when_reached(state_.request.deadline, step_.or_device_failure(report));
+  devices_.when_queues_done(state_.request.deadline, step_.or_device_failure(report));
 }
 
 // ---- teams

@@ -114,7 +114,7 @@ void Step::fail(const Status& cause, const Status& for_peers) {
   cancel_timers();
   if (suspended_) done_ = std::exchange(suspended_, nullptr);
   if (done_) {
-    devices_.skipped();
+    devices_.note_step_skipped();
     trace_.failed();
     // A failure that all have agreed on came before any of the team's work.
     if (!progress_.agreed) buckets_.team().fail(cause);

@@ -16,7 +16,8 @@ namespace dsgd {
 
 class TeamPath {
  public:
-  using Done = std::function<void(const Status&)>;  // on the loop; success only while the step runs
+  // Called on the loop. A success after the end of the step is dropped; an error is always reported.
+  using Done = std::function<void(const Status&)>;
 
   TeamPath(StepState& state, HostPath& host, DevicePath& devices)
       : state_(state), host_(host), devices_(devices) {}
@@ -30,7 +31,7 @@ class TeamPath {
   Status reduce(size_t bucket, Done done, std::function<void()> enqueued = {});
   // Brings this worker's part of the results to its devices, which gather those of the team.
   void gather(size_t bucket, Done done);
-  // Aborts what is in flight, on the devices too. There is no way back.
+  // Aborts what is in flight, on the devices too. All later work fails.
   void fail(const Status& cause) {
     if (queue_) queue_->fail(cause);
   }

@@ -1,6 +1,7 @@
-// Teams of workers whose GPU gradients NCCL reduces before anything goes through host memory: the workers of
-// a node, or of all nodes. A team's sums are divided over its devices; each copies a part to the host and
-// exchanges it with the other teams: a hierarchical all-reduce.
+// Teams. A team is the workers whose GPUs form one NCCL communicator, which reduces their gradients before
+// anything goes through host memory: the workers of a node, or of all nodes. A team's sums are divided over
+// its devices; each copies a part to the host and exchanges it with the other teams: a hierarchical
+// all-reduce.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace dsgd {
 
-// A worker's place in its team.
+// The position of a worker's devices in its team.
 struct TeamMember {
   int32_t team = 0;                // the lowest rank of its workers
   int32_t first = 0, devices = 1;  // its devices have the communicator's ranks [first, first + devices)

@@ -82,8 +82,8 @@ bool UntrainedValues::find_due() {
 
 void UntrainedValues::exchange(std::function<void()> then) {
   const auto copied = [this, then = std::move(then)] {
-    devices_.when_reached(state_.request.deadline,
-                          step_.or_device_failure([this, then] { exchange_sums(then); }));
+    devices_.when_queues_done(state_.request.deadline,
+                              step_.or_device_failure([this, then] { exchange_sums(then); }));
   };
   waiter_.when_usable(
       state_.request.deadline, [this] { return copy_to_host(); }, step_.or_device_failure(copied));

@@ -7,8 +7,8 @@
 
 namespace dsgd::device::cuda {
 
-int32_t communicator_open(Handle* const* devices, uint32_t count, const CommunicatorId* id, int32_t first,
-                          int32_t size, int64_t timeout, CollectiveEnded ended, void* context,
+int32_t communicator_open(DeviceHandle* const* devices, uint32_t count, const CommunicatorId* id,
+                          int32_t first, int32_t size, int64_t timeout, CollectiveEnded ended, void* context,
                           Comm** communicator, Message* message);
 int32_t communicator_allocate(Comm* communicator, uint64_t nbytes, void** data, CommMemory** memory,
                               Message* message);

@@ -9,15 +9,15 @@
 namespace dsgd::device {
 
 int32_t Comm::allocate(uint64_t nbytes, CommMemory** memory, Message* message) {
-  auto made = std::make_unique<CommMemory>(devices, nbytes, wakeup);
-  for (Handle* device : devices) {
+  auto made = std::make_unique<CommMemory>(devices, nbytes, shared);
+  for (DeviceHandle* device : devices) {
     void* data = nullptr;
     if (const int32_t code = cuda::allocate(device, 1, &data, message)) return code;
     made->guards.push_back(data);
     if (const int32_t code = cuda::allocate_for_collectives(device, nbytes, &data, message)) return code;
     made->data.push_back(data);
   }
-  std::lock_guard lock(wakeup->mutex);
+  std::lock_guard lock(shared->mutex);
   memories.push_back(made.get());
   *memory = made.release();
   return 0;
@@ -26,7 +26,7 @@ int32_t Comm::allocate(uint64_t nbytes, CommMemory** memory, Message* message) {
 int32_t Comm::register_new(Clock::time_point until, Message* message) {
   std::vector<CommMemory*> found;
   {
-    std::lock_guard lock(wakeup->mutex);
+    std::lock_guard lock(shared->mutex);
     for (CommMemory* memory : memories) {
       if (memory->state != CommMemory::State::kNew) continue;
       memory->state = CommMemory::State::kRegistered;
@@ -36,7 +36,7 @@ int32_t Comm::register_new(Clock::time_point until, Message* message) {
   for (CommMemory* memory : found) {
     int32_t code =
         ranks->register_memory(memory->data.data(), memory->nbytes, memory->registrations.data(), message);
-    if (code == 0) code = wait_until_over(until, false, "registration of memory", message);
+    if (code == 0) code = wait_for_nccl(until, {"memory", "was not registered"}, message);
     if (code != 0) return code;
   }
   return 0;
@@ -61,7 +61,7 @@ void Comm::deregister(std::unique_lock<std::mutex>& lock, bool all) {
   }
   lock.lock();
   for (CommMemory* memory : left) memory->state = CommMemory::State::kDeregistered;
-  wakeup->changed.notify_all();
+  shared->changed.notify_all();
 }
 
 namespace cuda {
@@ -75,12 +75,12 @@ int32_t communicator_allocate(Comm* communicator, uint64_t nbytes, void** data, 
 
 void communicator_release(CommMemory* memory) {
   {
-    const std::shared_ptr<CommWakeup> wakeup = memory->wakeup;
-    std::unique_lock lock(wakeup->mutex);
+    const std::shared_ptr<CommShared> shared = memory->shared;
+    std::unique_lock lock(shared->mutex);
     if (memory->state != CommMemory::State::kDeregistered) memory->state = CommMemory::State::kUnused;
-    wakeup->changed.notify_all();
-    wakeup->changed.wait(lock,
-                         [&] { return wakeup->over || memory->state == CommMemory::State::kDeregistered; });
+    shared->changed.notify_all();
+    shared->changed.wait(
+        lock, [&] { return shared->thread_ended || memory->state == CommMemory::State::kDeregistered; });
   }
   delete memory;
 }

@@ -25,26 +25,31 @@ struct CommFailure {
   std::string text;
 };
 
-// Joining, or a collective.
+// The words for a timeout: {"the communicator", "was not created"}.
+struct CommDelay {
+  const char *subject, *predicate;
+};
+
+// A collective; the first work of a communicator is to join, and has only the last three.
 struct CommWork {
   CollectiveWork work;
   std::vector<void*> buffers;
   std::vector<Event*> wait_for, done_events;
   std::vector<CollectiveCopy> copies_before, copies_after;
+  uint64_t number = 0;
   std::chrono::steady_clock::time_point until;
   CollectiveEnded ended;
   void* context;
-  uint64_t number = 0;
 };
 
 // State that the communicator's thread, the devices' callbacks and CommMemory share; outlives the
 // communicator.
-struct CommWakeup {
+struct CommShared {
   std::mutex mutex;
   std::condition_variable changed;
   bool notified = false;
-  std::vector<uint64_t> passed;  // by device: number of the last work that it has ended
-  bool over = false;             // the communicator's thread has ended, and no memory is registered any more
+  std::vector<uint64_t> completed;  // by device: number of the last work that it has ended
+  bool thread_ended = false;        // no memory is registered any more
 };
 
 }  // namespace cuda
@@ -53,21 +58,21 @@ struct CommWakeup {
 // allocation. So all members register at the same point: work is enqueued only after the headers of a step
 // have agreed, and then all members have made the same plan.
 struct CommMemory {
-  CommMemory(std::vector<Handle*> of, uint64_t size, std::shared_ptr<cuda::CommWakeup> of_communicator)
+  CommMemory(std::vector<DeviceHandle*> of, uint64_t size, std::shared_ptr<cuda::CommShared> of_communicator)
       : devices(std::move(of)),
         registrations(devices.size()),
         nbytes(size),
-        wakeup(std::move(of_communicator)) {}
+        shared(std::move(of_communicator)) {}
   ~CommMemory() {
     // cudaFree of a guard waits for the device, so that no kernel still reads what ncclMemFree unmaps.
     for (size_t d = 0; d < guards.size(); ++d) cuda::release(devices[d], guards[d]);
     for (size_t d = 0; d < data.size(); ++d) cuda::release_for_collectives(devices[d], data[d]);
   }
 
-  const std::vector<Handle*> devices;
+  const std::vector<DeviceHandle*> devices;
   std::vector<void*> data, guards, registrations;  // by device
   const uint64_t nbytes;
-  const std::shared_ptr<cuda::CommWakeup> wakeup;
+  const std::shared_ptr<cuda::CommShared> shared;
   // under its mutex
   enum class State { kNew, kRegistered, kUnused, kDeregistered } state = State::kNew;
 };
@@ -75,11 +80,11 @@ struct CommMemory {
 struct Comm {
   using Clock = std::chrono::steady_clock;
 
-  Comm(Handle* const* of, uint32_t count, const CommunicatorId& id, int32_t first, int32_t size)
+  Comm(DeviceHandle* const* of, uint32_t count, const CommunicatorId& id, int32_t first, int32_t size)
       : devices(of, of + count), id(id), first(first), size(size) {}
   ~Comm();
   void start(cuda::CommWork joined) {
-    wakeup->passed.resize(devices.size());
+    shared->completed.resize(devices.size());
     waiting.push_back(std::move(joined));
     thread = std::thread([this] { run(); });
   }
@@ -90,29 +95,32 @@ struct Comm {
 
  private:
   void run();
-  void break_off(std::unique_lock<std::mutex>& lock);
+  void fail_all(std::unique_lock<std::mutex>& lock);
   void begin(cuda::CommWork item);
   int32_t join(Clock::time_point until, Message* message);
   int32_t enqueue_now(const cuda::CommWork& item, Message* message);
   int32_t register_new(Clock::time_point until, Message* message);
   bool has_unused() const;
   void deregister(std::unique_lock<std::mutex>& lock, bool all);
-  bool look();
-  int32_t wait_until_over(Clock::time_point until, bool closing, const char* what, Message* message);
-  int32_t too_late(const char* what, Message* message) const;
+  bool poll_oldest();
+  int32_t notify_when_completed(size_t device, uint64_t number, Message* message);
+  // Waits until NCCL has done its last call.
+  int32_t wait_for_nccl(Clock::time_point until, const cuda::CommDelay& what, Message* message);
+  int32_t time_out(const cuda::CommDelay& what, Message* message) const;
 
-  const std::vector<Handle*> devices;
+  const std::vector<DeviceHandle*> devices;
   const CommunicatorId id;
   const int32_t first, size;
 
   // of the thread
   std::vector<Queue*> queues;
-  std::unique_ptr<cuda::Ranks> ranks;
+  std::unique_ptr<cuda::NcclRanks> ranks;
   std::deque<cuda::CommWork> enqueued;
-  uint64_t last = 0;       // number of the last work
-  bool launching = false;  // NCCL has not said that the last collective is in the queues
+  uint64_t last = 0;               // number of the last work
+  bool launch_unfinished = false;  // NCCL has not said that the last collective is in the queues
+  bool finalizing = false;
 
-  const std::shared_ptr<cuda::CommWakeup> wakeup = std::make_shared<cuda::CommWakeup>();
+  const std::shared_ptr<cuda::CommShared> shared = std::make_shared<cuda::CommShared>();
   // under its mutex
   std::deque<cuda::CommWork> waiting;
   std::vector<CommMemory*> memories;  // not deregistered yet

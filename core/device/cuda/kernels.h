@@ -31,31 +31,35 @@
 namespace dsgd::device::cuda {
 
 inline constexpr uint32_t kThreads = 256;
-// Elements that a block handles, for every type: enough for each thread, few enough to fill the GPU.
+// Elements that a block handles, for every type: 32 for each thread, and a bucket of 4 MiB still has a block
+// for nearly every multiprocessor of a large GPU.
 inline constexpr uint32_t kElementsPerBlock = 8192;
 inline constexpr uint32_t blocks_of(uint64_t count) {
   return static_cast<uint32_t>((count + kElementsPerBlock - 1) / kElementsPerBlock);
 }
 
-// One thread of a block of kThreads. A kernel with several phases is called once per phase; between phases
-// all threads of a block synchronize.
-struct Block {
-  uint32_t index, thread, phase;
+// A thread of a block of kThreads. A kernel with several phases is called once per phase; between phases all
+// threads of a block synchronize.
+struct ThreadIndex {
+  uint32_t block, thread, phase;
   double* shared;  // kThreads numbers, of the block; only with several phases
 };
 
-// Each kernel exists with parameters for many pieces, so that all tensors of a bucket fit one launch, and
-// with parameters for few, which cost less to send. A batch is collected for many; fits() copies it to the
-// small kernel if it fits.
-enum class Room { kFew, kMany };
-inline constexpr size_t parameter_bytes(Room room) { return room == Room::kFew ? 4096 : 32764; }
+// Each kernel exists with large parameters, so that all tensors of a bucket fit one launch, and with small
+// ones, which cost less to send. A batch is collected in the large kernel; fits() copies it to the small one
+// if it fits. The numbers of pieces, terms and rules are as large as the bytes allow.
+enum class ParameterSize { kSmall, kLarge };
+// CUDA's limits: of all versions, and since 12.1.
+inline constexpr size_t parameter_bytes(ParameterSize size) {
+  return size == ParameterSize::kSmall ? 4096 : 32764;
+}
 
-// The elements that one thread reads at once: as many of the stored type as fill 16 bytes. A lane of the wide
-// type has the same number.
+// The elements that one thread reads at once: as many of the stored type as fill 16 bytes. A vector of the
+// wide type has the same number.
 template <typename Stored>
-inline constexpr uint32_t kLane = 16 / sizeof(Stored);
+inline constexpr uint32_t kVectorElements = 16 / sizeof(Stored);
 template <typename T, uint32_t kCount>
-struct Lane {
+struct Vector {
   T element[kCount];
 };
 
@@ -71,33 +75,33 @@ void check_aligned(const T* data) {
 }
 #endif
 template <uint32_t kCount, typename T>
-DSGD_KERNEL Lane<T, kCount> load(const T* data) {
-  Lane<T, kCount> lane;
+DSGD_KERNEL Vector<T, kCount> load(const T* data) {
+  Vector<T, kCount> vector;
 #if defined(__CUDA_ARCH__)
-  static_assert(sizeof lane % sizeof(uint4) == 0);
+  static_assert(sizeof vector % sizeof(uint4) == 0);
   DSGD_UNROLL
-  for (uint32_t word = 0; word < sizeof lane / sizeof(uint4); ++word) {
+  for (uint32_t word = 0; word < sizeof vector / sizeof(uint4); ++word) {
     const uint4 bits = reinterpret_cast<const uint4*>(data)[word];
-    std::memcpy(reinterpret_cast<char*>(&lane) + word * sizeof bits, &bits, sizeof bits);
+    std::memcpy(reinterpret_cast<char*>(&vector) + word * sizeof bits, &bits, sizeof bits);
   }
 #else
   check_aligned(data);
-  std::memcpy(&lane, data, sizeof lane);
+  std::memcpy(&vector, data, sizeof vector);
 #endif
-  return lane;
+  return vector;
 }
 template <uint32_t kCount, typename T>
-DSGD_KERNEL void store(T* data, const Lane<T, kCount>& lane) {
+DSGD_KERNEL void store(T* data, const Vector<T, kCount>& vector) {
 #if defined(__CUDA_ARCH__)
   DSGD_UNROLL
-  for (uint32_t word = 0; word < sizeof lane / sizeof(uint4); ++word) {
+  for (uint32_t word = 0; word < sizeof vector / sizeof(uint4); ++word) {
     uint4 bits;
-    std::memcpy(&bits, reinterpret_cast<const char*>(&lane) + word * sizeof bits, sizeof bits);
+    std::memcpy(&bits, reinterpret_cast<const char*>(&vector) + word * sizeof bits, sizeof bits);
     reinterpret_cast<uint4*>(data)[word] = bits;
   }
 #else
   check_aligned(data);
-  std::memcpy(data, &lane, sizeof lane);
+  std::memcpy(data, &vector, sizeof vector);
 #endif
 }
 
@@ -106,27 +110,28 @@ struct Range {
   uint64_t begin, end;
 };
 template <typename Piece>
-DSGD_KERNEL Range range_of(const Piece& piece, Block block) {
-  const uint64_t begin = uint64_t{block.index - piece.first_block} * kElementsPerBlock;
+DSGD_KERNEL Range range_of(const Piece& piece, ThreadIndex at) {
+  const uint64_t begin = uint64_t{at.block - piece.first_block} * kElementsPerBlock;
   return {begin, begin + kElementsPerBlock < piece.count ? begin + kElementsPerBlock : piece.count};
 }
 
-// The part of a range that a thread of a block handles: whole lanes, each thread's beside the next one's, and
-// several such rows at a time; then, one by one, the elements that fill no lane, or all if something is not
-// aligned. `lanes(rows, i)` does `rows` lanes, an integral constant, at i, i + row<kCount> and so on.
+// The part of a range that a thread of a block handles: whole vectors, each thread's beside the next one's,
+// and several such rows at a time; then, one by one, the elements that fill no vector, or all if something is
+// not aligned. `vectors(rows, i)` handles `rows` vectors, an integral constant, at i, i + kRow<kCount> and so
+// on.
 template <uint32_t kCount>
 inline constexpr uint64_t kRow = uint64_t{kThreads} * kCount;
-template <uint32_t kCount, uint32_t kRows, typename Lanes, typename Ones>
-DSGD_KERNEL void for_elements(Block block, Range range, bool in_lanes, Lanes lanes, Ones ones) {
+template <uint32_t kCount, uint32_t kRows, typename Vectors, typename Ones>
+DSGD_KERNEL void for_elements(ThreadIndex at, Range range, bool vectorized, Vectors vectors, Ones ones) {
   uint64_t rest = range.begin;
-  if (in_lanes) {
+  if (vectorized) {
     rest = range.begin + (range.end - range.begin) / kCount * kCount;
-    uint64_t i = range.begin + uint64_t{block.thread} * kCount;
+    uint64_t i = range.begin + uint64_t{at.thread} * kCount;
     for (; i + (kRows - 1) * kRow<kCount> < rest; i += kRows * kRow<kCount>)
-      lanes(std::integral_constant<uint32_t, kRows>(), i);
-    for (; i < rest; i += kRow<kCount>) lanes(std::integral_constant<uint32_t, 1>(), i);
+      vectors(std::integral_constant<uint32_t, kRows>(), i);
+    for (; i < rest; i += kRow<kCount>) vectors(std::integral_constant<uint32_t, 1>(), i);
   }
-  for (uint64_t i = rest + block.thread; i < range.end; i += kThreads) ones(i);
+  for (uint64_t i = rest + at.thread; i < range.end; i += kThreads) ones(i);
 }
 
 // Which piece a block works on: the last that begins at it or before.
@@ -164,7 +169,7 @@ struct SumParts {
     uint64_t count;
     uint32_t first_block;
     uint16_t first_term, terms;
-    bool add;  // to the bucket, for pieces with more terms than one launch has room for
+    bool add;  // to the bucket, for pieces with more terms than one launch can take
     uint32_t index;
   };
   struct WeightedTerm {
@@ -173,33 +178,34 @@ struct SumParts {
   };
 };
 // With kChecks, elements of gradients that are not finite count as zero.
-template <typename Stored, Room kRoom, bool kChecks>
+template <typename Stored, ParameterSize kSize, bool kChecks>
 struct SumKernel : SumParts<Stored> {
   using typename SumParts<Stored>::T;
   using typename SumParts<Stored>::Piece;
   using typename SumParts<Stored>::WeightedTerm;
-  using Few = SumKernel<Stored, Room::kFew, kChecks>;
-  static constexpr size_t kBytes = parameter_bytes(kRoom);
-  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 48 : 400,
-                            kTerms = kRoom == Room::kFew ? 128 : 1200;
+  using Small = SumKernel<Stored, ParameterSize::kSmall, kChecks>;
+  static constexpr size_t kBytes = parameter_bytes(kSize);
+  static constexpr uint32_t kPhases = 1, kPieces = kSize == ParameterSize::kSmall ? 48 : 400,
+                            kTerms = kSize == ParameterSize::kSmall ? 128 : 1200;
   uint32_t pieces = 0, terms = 0, blocks = 0;
   NonFinite* found = nullptr;  // by Piece::index
   Piece piece[kPieces];
   WeightedTerm term[kTerms];
 
-  bool fits(Few* few) const {
-    if (pieces > Few::kPieces || terms > Few::kTerms) return false;
-    few->pieces = pieces, few->terms = terms, few->blocks = blocks, few->found = found;
-    std::copy_n(piece, pieces, few->piece);
-    std::copy_n(term, terms, few->term);
+  bool fits(Small* small) const {
+    if (pieces > Small::kPieces || terms > Small::kTerms) return false;
+    small->pieces = pieces, small->terms = terms, small->blocks = blocks, small->found = found;
+    std::copy_n(piece, pieces, small->piece);
+    std::copy_n(term, terms, small->term);
     return true;
   }
 
-  DSGD_KERNEL void operator()(Block block) const {
-    constexpr uint32_t kCount = kLane<Stored>;
-    const Piece& p = piece[piece_of(piece, pieces, block.index)];
-    bool in_lanes = aligned(p.sum);
-    for (uint32_t t = 0; t < p.terms; ++t) in_lanes = in_lanes && aligned(term[p.first_term + t].gradient);
+  DSGD_KERNEL void operator()(ThreadIndex at) const {
+    constexpr uint32_t kCount = kVectorElements<Stored>;
+    const Piece& p = piece[piece_of(piece, pieces, at.block)];
+    bool vectorized = aligned(p.sum);
+    for (uint32_t t = 0; t < p.terms; ++t)
+      vectorized = vectorized && aligned(term[p.first_term + t].gradient);
     NonFinite mine;
     const auto finite = [&mine](Stored stored, uint64_t i) {
       const T element = widen(stored);
@@ -209,10 +215,10 @@ struct SumKernel : SumParts<Stored> {
       return T{0};
     };
     for_elements<kCount, 4>(
-        block, range_of(p, block), in_lanes,
+        at, range_of(p, at), vectorized,
         [&](auto rows, uint64_t i) {
           constexpr uint32_t kRows = decltype(rows)::value;
-          Lane<T, kCount> sum[kRows] = {};
+          Vector<T, kCount> sum[kRows] = {};
           if (p.add) {
             DSGD_UNROLL
             for (uint32_t row = 0; row < kRows; ++row)
@@ -220,7 +226,7 @@ struct SumKernel : SumParts<Stored> {
           }
           for (uint32_t t = 0; t < p.terms; ++t) {
             const WeightedTerm& from = term[p.first_term + t];
-            Lane<Stored, kCount> gradient[kRows];
+            Vector<Stored, kCount> gradient[kRows];
             DSGD_UNROLL
             for (uint32_t row = 0; row < kRows; ++row)
               gradient[row] = load<kCount>(from.gradient + i + row * kRow<kCount>);
@@ -250,8 +256,8 @@ struct SumKernel : SumParts<Stored> {
   }
 };
 
-// Sums of squares, a block for each range: of what each thread reads, then of halves of the threads. Their
-// order is fixed, so the same run gives the same bits.
+// Sums of squares, a block for each range: each thread adds up its own elements, then the block adds up the
+// threads' sums as a tree. The order is fixed, so the same run gives the same bits.
 template <typename T>
 struct SquareParts {
   struct Piece {
@@ -260,56 +266,56 @@ struct SquareParts {
     uint32_t first_block;
   };
 };
-template <typename T, Room kRoom>
+template <typename T, ParameterSize kSize>
 struct SquareKernel : SquareParts<T> {
   using typename SquareParts<T>::Piece;
-  using Few = SquareKernel<T, Room::kFew>;
-  static constexpr size_t kBytes = parameter_bytes(kRoom);
-  static constexpr uint32_t kPhases = 9, kPieces = kRoom == Room::kFew ? 128 : 1300;
+  using Small = SquareKernel<T, ParameterSize::kSmall>;
+  static constexpr size_t kBytes = parameter_bytes(kSize);
+  static constexpr uint32_t kPhases = 9, kPieces = kSize == ParameterSize::kSmall ? 128 : 1300;
   static_assert(kElementsPerBlock == kSquareRange && kThreads == 1u << (kPhases - 1));
   uint32_t pieces = 0, blocks = 0;
   double* sums = nullptr;  // by block
   Piece piece[kPieces];
 
-  bool fits(Few* few) const {
-    if (pieces > Few::kPieces) return false;
-    few->pieces = pieces, few->blocks = blocks, few->sums = sums;
-    std::copy_n(piece, pieces, few->piece);
+  bool fits(Small* small) const {
+    if (pieces > Small::kPieces) return false;
+    small->pieces = pieces, small->blocks = blocks, small->sums = sums;
+    std::copy_n(piece, pieces, small->piece);
     return true;
   }
 
-  DSGD_KERNEL void operator()(Block block) const {
-    if (block.phase == 0) {
-      block.shared[block.thread] = of_thread(block);
+  DSGD_KERNEL void operator()(ThreadIndex at) const {
+    if (at.phase == 0) {
+      at.shared[at.thread] = of_thread(at);
       return;
     }
-    const uint32_t half = kThreads >> block.phase;
-    if (block.thread >= half) return;
-    block.shared[block.thread] += block.shared[block.thread + half];
-    if (half == 1) sums[block.index] = block.shared[0];
+    const uint32_t half = kThreads >> at.phase;
+    if (at.thread >= half) return;
+    at.shared[at.thread] += at.shared[at.thread + half];
+    if (half == 1) sums[at.block] = at.shared[0];
   }
 
  private:
-  DSGD_KERNEL double of_thread(Block block) const {
-    constexpr uint32_t kCount = kLane<T>;
-    const Piece& p = piece[piece_of(piece, pieces, block.index)];
+  DSGD_KERNEL double of_thread(ThreadIndex at) const {
+    constexpr uint32_t kCount = kVectorElements<T>;
+    const Piece& p = piece[piece_of(piece, pieces, at.block)];
     double sum = 0;
     const auto add = [&sum](T element) {
       const double x = element;
       sum += x * x;
     };
     for_elements<kCount, 4>(
-        block, range_of(p, block), aligned(p.data),
+        at, range_of(p, at), aligned(p.data),
         [&](auto rows, uint64_t i) {
           constexpr uint32_t kRows = decltype(rows)::value;
-          Lane<T, kCount> lane[kRows];
+          Vector<T, kCount> vector[kRows];
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row)
-            lane[row] = load<kCount>(p.data + i + row * kRow<kCount>);
+            vector[row] = load<kCount>(p.data + i + row * kRow<kCount>);
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row) {
             DSGD_UNROLL
-            for (uint32_t k = 0; k < kCount; ++k) add(lane[row].element[k]);
+            for (uint32_t k = 0; k < kCount; ++k) add(vector[row].element[k]);
           }
         },
         [&](uint64_t i) { add(p.data[i]); });
@@ -343,35 +349,35 @@ struct UpdateParts {
     Action action;
   };
 };
-template <typename Stored, Room kRoom>
+template <typename Stored, ParameterSize kSize>
 struct UpdateKernel : UpdateParts<Stored> {
   using typename UpdateParts<Stored>::T;
   using typename UpdateParts<Stored>::Piece;
   using typename UpdateParts<Stored>::Rule;
-  using Few = UpdateKernel<Stored, Room::kFew>;
+  using Small = UpdateKernel<Stored, ParameterSize::kSmall>;
   static constexpr bool kMaster = !std::is_same_v<T, Stored>;
-  static constexpr size_t kBytes = parameter_bytes(kRoom);
-  static constexpr uint32_t kPhases = 1, kPieces = kRoom == Room::kFew ? 24 : 280,
-                            kRules = kRoom == Room::kFew ? 8 : 24;
+  static constexpr size_t kBytes = parameter_bytes(kSize);
+  static constexpr uint32_t kPhases = 1, kPieces = kSize == ParameterSize::kSmall ? 24 : 280,
+                            kRules = kSize == ParameterSize::kSmall ? 8 : 24;
   uint32_t pieces = 0, rules = 0, blocks = 0;
   Piece piece[kPieces];
   Rule rule[kRules];
 
-  bool fits(Few* few) const {
-    if (pieces > Few::kPieces || rules > Few::kRules) return false;
-    few->pieces = pieces, few->rules = rules, few->blocks = blocks;
-    std::copy_n(piece, pieces, few->piece);
-    std::copy_n(rule, rules, few->rule);
+  bool fits(Small* small) const {
+    if (pieces > Small::kPieces || rules > Small::kRules) return false;
+    small->pieces = pieces, small->rules = rules, small->blocks = blocks;
+    std::copy_n(piece, pieces, small->piece);
+    std::copy_n(rule, rules, small->rule);
     return true;
   }
 
-  DSGD_KERNEL void operator()(Block block) const {
-    const Piece& p = piece[piece_of(piece, pieces, block.index)];
+  DSGD_KERNEL void operator()(ThreadIndex at) const {
+    const Piece& p = piece[piece_of(piece, pieces, at.block)];
     const Rule& r = rule[p.rule];
-    if (p.action != Action::kUpdate || r.kind == UpdateRule::Kind::kKeep) return run<NoState>(p, r, block);
+    if (p.action != Action::kUpdate || r.kind == UpdateRule::Kind::kKeep) return run<NoState>(p, r, at);
     if (r.kind == UpdateRule::Kind::kSgd)
-      return r.sgd_decay ? run_sgd<true>(p, r, block) : run_sgd<false>(p, r, block);
-    r.amsgrad ? run_adam<true>(p, r, block) : run_adam<false>(p, r, block);
+      return r.sgd_decay ? run_sgd<true>(p, r, at) : run_sgd<false>(p, r, at);
+    r.amsgrad ? run_adam<true>(p, r, at) : run_adam<false>(p, r, at);
   }
 
  private:
@@ -404,26 +410,26 @@ struct UpdateKernel : UpdateParts<Stored> {
   };
 
   template <bool kDecay>
-  DSGD_KERNEL static void run_sgd(const Piece& p, const Rule& r, Block block) {
+  DSGD_KERNEL static void run_sgd(const Piece& p, const Rule& r, ThreadIndex at) {
     using update::Momentum;
-    if (r.momentum == Momentum::kNone) return run<Sgd<kDecay, Momentum::kNone, false>>(p, r, block);
+    if (r.momentum == Momentum::kNone) return run<Sgd<kDecay, Momentum::kNone, false>>(p, r, at);
     if (r.momentum == Momentum::kFirst) {
-      return r.nesterov ? run<Sgd<kDecay, Momentum::kFirst, true>>(p, r, block)
-                        : run<Sgd<kDecay, Momentum::kFirst, false>>(p, r, block);
+      return r.nesterov ? run<Sgd<kDecay, Momentum::kFirst, true>>(p, r, at)
+                        : run<Sgd<kDecay, Momentum::kFirst, false>>(p, r, at);
     }
-    r.nesterov ? run<Sgd<kDecay, Momentum::kRunning, true>>(p, r, block)
-               : run<Sgd<kDecay, Momentum::kRunning, false>>(p, r, block);
+    r.nesterov ? run<Sgd<kDecay, Momentum::kRunning, true>>(p, r, at)
+               : run<Sgd<kDecay, Momentum::kRunning, false>>(p, r, at);
   }
   template <bool kAmsGrad>
-  DSGD_KERNEL static void run_adam(const Piece& p, const Rule& r, Block block) {
+  DSGD_KERNEL static void run_adam(const Piece& p, const Rule& r, ThreadIndex at) {
     using update::Decay;
     switch (r.adam_decay) {
       case Decay::kNone:
-        return run<Adam<Decay::kNone, kAmsGrad>>(p, r, block);
+        return run<Adam<Decay::kNone, kAmsGrad>>(p, r, at);
       case Decay::kCoupled:
-        return run<Adam<Decay::kCoupled, kAmsGrad>>(p, r, block);
+        return run<Adam<Decay::kCoupled, kAmsGrad>>(p, r, at);
       case Decay::kDecoupled:
-        return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, r, block);
+        return run<Adam<Decay::kDecoupled, kAmsGrad>>(p, r, at);
     }
   }
 
@@ -436,21 +442,21 @@ struct UpdateKernel : UpdateParts<Stored> {
   }
 
   template <typename Update>
-  DSGD_KERNEL static void run(const Piece& p, const Rule& r, Block block) {
-    constexpr uint32_t kCount = kLane<Stored>, kStates = Update::kStates;
+  DSGD_KERNEL static void run(const Piece& p, const Rule& r, ThreadIndex at) {
+    constexpr uint32_t kCount = kVectorElements<Stored>, kStates = Update::kStates;
     constexpr uint32_t kMost = (kStates ? 2 : 4) / (kMaster ? 2 : 1);  // rows: as many as registers allow
     const bool divides = p.action != Action::kCopy;
     const bool reads_value = p.action == Action::kUpdate;
     const bool has_master = kMaster && reads_value;
-    bool in_lanes = aligned(p.sum) && (!has_master || aligned(p.master));
-    for (uint32_t t = 0; t < p.targets; ++t) in_lanes = in_lanes && aligned(p.target[t]);
-    for (uint32_t s = 0; s != kStates; ++s) in_lanes = in_lanes && aligned(p.state[s]);
+    bool vectorized = aligned(p.sum) && (!has_master || aligned(p.master));
+    for (uint32_t t = 0; t < p.targets; ++t) vectorized = vectorized && aligned(p.target[t]);
+    for (uint32_t s = 0; s != kStates; ++s) vectorized = vectorized && aligned(p.state[s]);
     for_elements<kCount, kMost>(
-        block, range_of(p, block), in_lanes,
+        at, range_of(p, at), vectorized,
         [&](auto rows, uint64_t first) {
           constexpr uint32_t kRows = decltype(rows)::value;
-          Lane<T, kCount> result[kRows], master[kRows] = {}, state[kRows][kStates ? kStates : 1];
-          Lane<Stored, kCount> value[kRows] = {};
+          Vector<T, kCount> result[kRows], master[kRows] = {}, state[kRows][kStates ? kStates : 1];
+          Vector<Stored, kCount> value[kRows] = {};
           DSGD_UNROLL
           for (uint32_t row = 0; row < kRows; ++row) {
             const uint64_t i = first + row * kRow<kCount>;
@@ -498,15 +504,20 @@ struct UpdateKernel : UpdateParts<Stored> {
 
 // X(kernel) for each kernel: to instantiate and to load them.
 // clang-format off
-#define DSGD_KERNELS_OF_ROOM(X, room)                                                                             \
-  X(SumKernel<float, room, false>) X(SumKernel<double, room, false>)                                              \
-  X(SumKernel<Float16, room, false>) X(SumKernel<Bfloat16, room, false>)                                          \
-  X(SumKernel<float, room, true>) X(SumKernel<double, room, true>)                                                \
-  X(SumKernel<Float16, room, true>) X(SumKernel<Bfloat16, room, true>)                                            \
-  X(SquareKernel<float, room>) X(SquareKernel<double, room>)                                                      \
-  X(UpdateKernel<float, room>) X(UpdateKernel<double, room>)                                                      \
-  X(UpdateKernel<Float16, room>) X(UpdateKernel<Bfloat16, room>)
+#define DSGD_KERNELS_OF_SIZE(X, size)                                                                             \
+  X(SumKernel<float, size, false>) X(SumKernel<double, size, false>)                                              \
+  X(SumKernel<Float16, size, false>) X(SumKernel<Bfloat16, size, false>)                                          \
+  X(SumKernel<float, size, true>) X(SumKernel<double, size, true>)                                                \
+  X(SumKernel<Float16, size, true>) X(SumKernel<Bfloat16, size, true>)                                            \
+  X(SquareKernel<float, size>) X(SquareKernel<double, size>)                                                      \
+  X(UpdateKernel<float, size>) X(UpdateKernel<double, size>)                                                      \
+  X(UpdateKernel<Float16, size>) X(UpdateKernel<Bfloat16, size>)
 // clang-format on
-#define DSGD_KERNELS(X) DSGD_KERNELS_OF_ROOM(X, Room::kFew) DSGD_KERNELS_OF_ROOM(X, Room::kMany)
+#define DSGD_KERNELS(X) \
+  DSGD_KERNELS_OF_SIZE(X, ParameterSize::kSmall) DSGD_KERNELS_OF_SIZE(X, ParameterSize::kLarge)
+
+#define DSGD_CHECK_BYTES(...) static_assert(sizeof(__VA_ARGS__) <= __VA_ARGS__::kBytes);
+DSGD_KERNELS(DSGD_CHECK_BYTES)
+#undef DSGD_CHECK_BYTES
 
 }  // namespace dsgd::device::cuda

@@ -6,12 +6,12 @@ namespace {
 template <typename Kernel>
 __global__ void __launch_bounds__(kThreads) run(const __grid_constant__ Kernel kernel) {
   if constexpr (Kernel::kPhases == 1) {
-    kernel(Block{blockIdx.x, threadIdx.x, 0, nullptr});
+    kernel(ThreadIndex{blockIdx.x, threadIdx.x, 0, nullptr});
   } else {
     __shared__ double shared[kThreads];
     for (uint32_t phase = 0; phase < Kernel::kPhases; ++phase) {
       if (phase > 0) __syncthreads();
-      kernel(Block{blockIdx.x, threadIdx.x, phase, shared});
+      kernel(ThreadIndex{blockIdx.x, threadIdx.x, phase, shared});
     }
   }
 }
@@ -29,7 +29,6 @@ cudaError_t load_kernels() {
 
 template <typename Kernel>
 cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
-  static_assert(sizeof(Kernel) <= Kernel::kBytes);
   run<<<kernel.blocks, kThreads, 0, stream>>>(kernel);
   return cudaGetLastError();
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/device/cuda/handles.h"
+#include "core/device/cuda/context.h"
 
 namespace dsgd::device::cuda {
 namespace {
@@ -112,13 +113,13 @@ void load(const std::string& path, Loaded* loaded) {
   loaded->description = "NCCL " + version_text(version) + " (" + file + ", " + how + ")";
 }
 
-std::mutex loading;
+std::mutex load_mutex;
 // Kept once it is there, beyond the process's exit, when a thread may still be aborting something; a search
 // that failed may be repeated with another path.
-const Loaded* library = nullptr;
+const Loaded* loaded_library = nullptr;
 
 // Only after communicator_load, which says why there is none.
-const Functions& functions() { return library->functions; }
+const Functions& functions() { return loaded_library->functions; }
 
 bool is_bad(nccl::Result result) { return result != nccl::kSuccess && result != nccl::kInProgress; }
 
@@ -134,15 +135,15 @@ int32_t communicator_load(const char* path, int32_t* version, Message* message) 
                 "NCCL_COMM_BLOCKING = %s lets NCCL's calls block without a time limit; remove it from the "
                 "environment",
                 blocking);
-  std::lock_guard lock(loading);
-  if (!library) {
+  std::lock_guard lock(load_mutex);
+  if (!loaded_library) {
     auto loaded = std::make_unique<Loaded>();
     load(path, loaded.get());
     if (!loaded->why_not.empty()) return fail(message, Code::kUnsupported, "%s", loaded->why_not.c_str());
-    library = loaded.release();
+    loaded_library = loaded.release();
   }
-  *version = library->version;
-  (void)fail(message, Code::kOk, "%s", library->description.c_str());
+  *version = loaded_library->version;
+  std::snprintf(message->text, sizeof message->text, "%s", loaded_library->description.c_str());
   return 0;
 }
 
@@ -159,9 +160,9 @@ int32_t communicator_id(CommunicatorId* id, Message* message) {
 }
 
 // Zeroed as all memory is, in the device's own stream.
-int32_t allocate_for_collectives(Handle* device, uint64_t nbytes, void** data, Message* message) {
+int32_t allocate_for_collectives(DeviceHandle* device, uint64_t nbytes, void** data, Message* message) {
   if (!functions().has_memory) return allocate(device, nbytes, data, message);
-  DSGD_CURRENT(device);
+  DSGD_ENTER_CONTEXT(device);
   void* memory = nullptr;
   const nccl::Result result = functions().mem_alloc(&memory, nbytes);
   if (result != nccl::kSuccess) {
@@ -179,12 +180,13 @@ int32_t allocate_for_collectives(Handle* device, uint64_t nbytes, void** data, M
   return 0;
 }
 
-void release_for_collectives(Handle* device, void* data) {
+void release_for_collectives(DeviceHandle* device, void* data) {
   if (!functions().has_memory) return release(device, data);
-  if (const Current current(device); current.ok()) (void)functions().mem_free(data);
+  if (const ContextGuard current(device); current.ok()) (void)functions().mem_free(data);
 }
 
-int32_t Ranks::register_memory(void* const* data, uint64_t nbytes, void** registrations, Message* message) {
+int32_t NcclRanks::register_memory(void* const* data, uint64_t nbytes, void** registrations,
+                                   Message* message) {
   if (!functions().has_memory) return 0;
   for (size_t k = 0; k < comms_.size(); ++k) {
     (void)cudaSetDevice(devices_[k]->index);
@@ -195,7 +197,7 @@ int32_t Ranks::register_memory(void* const* data, uint64_t nbytes, void** regist
 }
 
 // NCCL gives none where its own settings forbid registrations.
-int32_t Ranks::deregister_memory(void* const* registrations, Message* message) {
+int32_t NcclRanks::deregister_memory(void* const* registrations, Message* message) {
   for (size_t k = 0; k < comms_.size(); ++k) {
     if (!registrations[k]) continue;
     (void)cudaSetDevice(devices_[k]->index);
@@ -205,22 +207,22 @@ int32_t Ranks::deregister_memory(void* const* registrations, Message* message) {
   return 0;
 }
 
-int32_t Ranks::failed(Message* message, size_t k, const char* call, nccl::Result result) const {
-  const bool lost = result == nccl::kRemoteError || result == nccl::kSystemError;
+int32_t NcclRanks::failed(Message* message, size_t k, const char* call, nccl::Result result) const {
   const char* more = functions().last_error(comms_[k]);
-  return fail(message, lost ? Code::kWorkerLost : Code::kInternal, "cuda:%d: %s failed: %s%s%s",
-              devices_[k]->index, call, functions().error_string(result), more && *more ? ": " : "",
-              more ? more : "");
+  return fail(message, result == nccl::kRemoteError ? Code::kWorkerLost : Code::kInternal,
+              "cuda:%d: %s failed: %s%s%s", devices_[k]->index, call, functions().error_string(result),
+              more && *more ? ": " : "", more ? more : "");
 }
 
-int32_t Ranks::failed_in_group(Message* message, size_t begun, const char* call, nccl::Result result) const {
+int32_t NcclRanks::failed_in_group(Message* message, size_t begun, const char* call,
+                                   nccl::Result result) const {
   return begun == 0 ? failed(message, 0, "ncclGroupStart", result) : failed(message, begun - 1, call, result);
 }
 
-int32_t Ranks::init(const CommunicatorId& id, Message* message) {
+int32_t NcclRanks::init(const CommunicatorId& id, Message* message) {
   nccl::UniqueId unique{};
   std::memcpy(&unique, &id, sizeof unique);
-  // In a group, since no rank of this process comes to an end before the others have begun.
+  // In a group, since no rank of this process ends before the others have begun.
   nccl::Result result = functions().group_start();
   size_t k = 0;
   for (; k < comms_.size() && !is_bad(result); ++k) {
@@ -233,8 +235,8 @@ int32_t Ranks::init(const CommunicatorId& id, Message* message) {
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
-int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count,
-                       Queue* const* queues, Message* message) {
+int32_t NcclRanks::enqueue(Collective collective, DType dtype, void* const* buffers, uint64_t count,
+                           Queue* const* queues, Message* message) {
   const size_t part = count * dtype_size(dtype);
   const nccl::DataType type = type_of(dtype);
   nccl::Result result = functions().group_start();
@@ -260,8 +262,8 @@ int32_t Ranks::enqueue(Collective collective, DType dtype, void* const* buffers,
   return is_bad(ended) ? failed(message, 0, "ncclGroupEnd", ended) : 0;
 }
 
-int32_t Ranks::finalize(Message* message) {
-  finalized_ = true;
+int32_t NcclRanks::finalize(Message* message) {
+  finalize_begun_ = true;
   for (size_t k = 0; k < comms_.size(); ++k) {
     const nccl::Result result = functions().comm_finalize(comms_[k]);
     if (is_bad(result)) return failed(message, k, "ncclCommFinalize", result);
@@ -269,24 +271,24 @@ int32_t Ranks::finalize(Message* message) {
   return 0;
 }
 
-int32_t Ranks::over(bool* over, Message* message) {
-  *over = true;
+int32_t NcclRanks::poll(bool* done, Message* message) {
+  *done = true;
   for (size_t k = 0; k < comms_.size(); ++k) {
     nccl::Result state = nccl::kSuccess;
     const nccl::Result result = functions().comm_state(comms_[k], &state);
     const nccl::Result worse = is_bad(result) ? result : state;
     if (is_bad(worse)) return failed(message, k, "NCCL", worse);
-    if (worse == nccl::kInProgress) *over = false;
+    if (worse == nccl::kInProgress) *done = false;
   }
   return 0;
 }
 
-Ranks::~Ranks() {
+NcclRanks::~NcclRanks() {
   Message ignored;
   bool finalized = false;
-  const bool orderly = finalized_ && over(&finalized, &ignored) == 0 && finalized;
+  const bool clean = finalize_begun_ && poll(&finalized, &ignored) == 0 && finalized;
   for (nccl::Comm comm : comms_) {
-    if (comm) (void)(orderly ? functions().comm_destroy(comm) : functions().comm_abort(comm));
+    if (comm) (void)(clean ? functions().comm_destroy(comm) : functions().comm_abort(comm));
   }
 }
 

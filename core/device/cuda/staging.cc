@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "core/device/cuda/handles.h"
+#include "core/device/cuda/context.h"
 
 namespace dsgd::device::cuda {
 namespace {
@@ -22,9 +22,9 @@ Header* header_of(void* data) { return static_cast<Header*>(data) - 1; }
 
 }  // namespace
 
-int32_t allocate_staging_parts(Handle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
+int32_t allocate_staging_parts(DeviceHandle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
                                void** data, Message* message) {
-  DSGD_CURRENT(device);
+  DSGD_ENTER_CONTEXT(device);
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const auto up = [page](uint64_t position) { return (position + page - 1) / page * page; };
   const uint64_t head = up(sizeof(Header) + count * sizeof(ByteRange));
@@ -60,10 +60,10 @@ int32_t allocate_staging_parts(Handle* device, uint64_t nbytes, const ByteRange*
   return 0;
 }
 
-void release_staging_parts(Handle* device, void* data) {
+void release_staging_parts(DeviceHandle* device, void* data) {
   const Header header = *header_of(data);
   const auto* pinned = static_cast<const ByteRange*>(header.mapping);
-  if (const Current current(device); current.ok()) {
+  if (const ContextGuard current(device); current.ok()) {
     for (uint32_t p = 0; p < header.pinned; ++p)
       (void)cudaHostUnregister(static_cast<char*>(data) + pinned[p].begin);
   }

@@ -6,8 +6,8 @@
 
 namespace dsgd::device::cuda {
 
-int32_t allocate_staging_parts(Handle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
+int32_t allocate_staging_parts(DeviceHandle* device, uint64_t nbytes, const ByteRange* parts, uint32_t count,
                                void** data, Message* message);
-void release_staging_parts(Handle* device, void* data);
+void release_staging_parts(DeviceHandle* device, void* data);
 
 }  // namespace dsgd::device::cuda

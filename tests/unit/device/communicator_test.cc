@@ -283,7 +283,7 @@ TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverA
   for (const Status& status : join(1, 500ms)) {
     EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
     EXPECT_THAT(status.message(), HasSubstr("the communicator over " + std::to_string(gpus.size() + 1) +
-                                            " devices has not ended in time"));
+                                            " devices was not created in time"));
   }
   const Buffers<float> buffers = this->buffers<float>(1000);
   Ending ending;

@@ -537,8 +537,8 @@ namespace dsgd::device::cuda {
 
 namespace {
 
-template <typename Stored, Room kRoom, bool kChecks>
-void check(const SumKernel<Stored, kRoom, kChecks>& kernel, int device) {
+template <typename Stored, ParameterSize kSize, bool kChecks>
+void check(const SumKernel<Stored, kSize, kChecks>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
     if (kChecks)
@@ -550,14 +550,14 @@ void check(const SumKernel<Stored, kRoom, kChecks>& kernel, int device) {
     }
   }
 }
-template <typename T, Room kRoom>
-void check(const SquareKernel<T, kRoom>& kernel, int device) {
+template <typename T, ParameterSize kSize>
+void check(const SquareKernel<T, kSize>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p)
     must_be_on(device, kernel.piece[p].data, kernel.piece[p].count * sizeof(T), "a bucket");
   must_be_on(device, kernel.sums, kernel.blocks * sizeof(double), "sums of squares");
 }
-template <typename Stored, Room kRoom>
-void check(const UpdateKernel<Stored, kRoom>& kernel, int device) {
+template <typename Stored, ParameterSize kSize>
+void check(const UpdateKernel<Stored, kSize>& kernel, int device) {
   for (uint32_t p = 0; p < kernel.pieces; ++p) {
     const auto& piece = kernel.piece[p];
     must_be_on(device, piece.sum, piece.count * sizeof(Wide<Stored>), "a bucket");
@@ -602,7 +602,7 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
     for (uint32_t block = kernel.blocks - omits; block-- > 0;) {
       double shared[kThreads];
       for (uint32_t phase = 0; phase < Kernel::kPhases; ++phase) {
-        for (uint32_t thread = kThreads; thread-- > 0;) kernel(Block{block, thread, phase, shared});
+        for (uint32_t thread = kThreads; thread-- > 0;) kernel(ThreadIndex{block, thread, phase, shared});
       }
     }
   });
