@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kPiece = 1 << 20;
 constexpr size_t kSlots = 2;  // one piece is on its way while the host copies the other
-// Most lanes of a device that are neither blocked nor broken. Further copies wait for one.
+// Most lanes of a device that are not broken. Further copies wait for one.
 constexpr size_t kLanes = 4;
 // After the deadline, for pieces in flight: within the 100 ms that dsgd.h allows.
 constexpr transport::Duration kLastPiece = std::chrono::milliseconds(50);
@@ -34,12 +34,10 @@ struct BufferCopier::Lane {
   };
   std::shared_ptr<void> pinned;
   std::unique_ptr<WorkQueue> queue;
-  std::unique_ptr<DeviceEvent> passed;  // the host's stream
   Slot slots[kSlots];
   Lanes* lanes = nullptr;
-  int waits = 0;         // callbacks that the waiter still owes
-  bool blocked = false;  // by the host's stream
-  bool broken = false;   // the device has failed
+  int waits = 0;        // callbacks that the waiter still owes
+  bool broken = false;  // the device has failed
 
   static Result<std::shared_ptr<Lane>> make(Device& device);
 };
@@ -49,14 +47,14 @@ struct BufferCopier::Lanes {
   transport::BoundedCalls calls;  // make lanes, which may wait for the device
   std::vector<std::shared_ptr<Lane>> free, broken;
   std::deque<ActivePtr> waiting;
-  bool made = false;              // the first ones
-  size_t usable = 0, coming = 0;  // lanes that are neither blocked nor broken; that are being made
+  size_t usable = 0, coming = 0;  // lanes that are not broken; that are being made
   bool supplying = false;
 };
 
 struct BufferCopier::Active {
   Copy copy;
   Then then;
+  bool stream_passed = false;  // `copy.after` is done
   std::shared_ptr<Lane> lane;
   size_t next = 0;  // byte
   int busy = 0;     // slots
@@ -76,12 +74,10 @@ Result<std::shared_ptr<BufferCopier::Lane>> BufferCopier::Lane::make(Device& dev
   auto lane = std::make_shared<Lane>();
   DSGD_RETURN_IF_ERROR(device.allocate_staging(kSlots * kPiece).into(&lane->pinned));
   DSGD_RETURN_IF_ERROR(device.new_queue().into(&lane->queue));
-  std::vector<std::unique_ptr<DeviceEvent>*> events = {&lane->passed};
   for (size_t i = 0; i < kSlots; ++i) {
     lane->slots[i].pinned = bytes(lane->pinned.get()) + i * kPiece;
-    events.push_back(&lane->slots[i].landed);
+    DSGD_RETURN_IF_ERROR(device.new_event().into(&lane->slots[i].landed));
   }
-  for (auto* event : events) DSGD_RETURN_IF_ERROR(device.new_event().into(event));
   return lane;
 }
 
@@ -110,8 +106,15 @@ void BufferCopier::start(Copy copy, Then then) {
   copies_.push_back(active);
   active->timer = loop_.schedule(active->copy.deadline, [this, active] { time_out(active); });
   Lanes& lanes = lanes_of(active->copy.device);
-  lanes.waiting.push_back(active);
-  supply(lanes);
+  if (lanes.usable + lanes.coming == 0) make_lane(lanes);  // meanwhile
+  waiter_.when_done(active->device(), *active->copy.after, transport::kNever,
+                    [this, active, &lanes](const Status& status) {
+                      if (active->ended) return;
+                      if (!status.ok()) return end(active, status);
+                      active->stream_passed = true;
+                      lanes.waiting.push_back(active);
+                      supply(lanes);
+                    });
 }
 
 void BufferCopier::fail(const Status& cause) {
@@ -137,8 +140,7 @@ BufferCopier::Lanes& BufferCopier::lanes_of(const std::shared_ptr<Device>& devic
   return *lanes;
 }
 
-// Gives free lanes to waiting copies. Then makes lanes until one is spare or kLanes are usable. The spare one
-// is made early, because making it may take until the stream that blocks the others goes on.
+// Gives free lanes to waiting copies. Then makes lanes for the others, up to kLanes.
 void BufferCopier::supply(Lanes& lanes) {
   if (std::exchange(lanes.supplying, true)) return;
   while (!lanes.waiting.empty() && !lanes.free.empty()) {
@@ -147,48 +149,34 @@ void BufferCopier::supply(Lanes& lanes) {
     if (active->ended) continue;
     active->lane = std::move(lanes.free.back());
     lanes.free.pop_back();
-    begin(active);
+    advance(active);
   }
   lanes.supplying = false;
-  while (lanes.free.size() + lanes.coming < lanes.waiting.size() + 1 && lanes.usable + lanes.coming < kLanes)
-    make_lanes(lanes);
+  while (lanes.coming < lanes.waiting.size() && lanes.usable + lanes.coming < kLanes) make_lane(lanes);
 }
 
 // On a thread: an allocation of pinned memory may wait for all that the device does, and must not hold up the
-// loop. The first lane comes with its spare.
-void BufferCopier::make_lanes(Lanes& lanes) {
-  const size_t count = lanes.made ? 1 : 2;
-  lanes.coming += count;
-  lanes.calls.run({}, [anchor = anchor_, key = lanes.device.get(), device = lanes.device, count] {
-    const auto made = std::make_shared<std::vector<std::shared_ptr<Lane>>>();
-    Status status;
-    while (status.ok() && made->size() < count) {
-      auto lane = Lane::make(*device);
-      if (lane.ok()) {
-        made->push_back(std::move(lane).value());
-      } else {
-        status = lane.status();
-      }
-    }
-    anchor->poster.post([anchor, key, count, made, status] {
+// loop.
+void BufferCopier::make_lane(Lanes& lanes) {
+  ++lanes.coming;
+  lanes.calls.run({}, [anchor = anchor_, key = lanes.device.get(), device = lanes.device] {
+    const auto made = std::make_shared<Result<std::shared_ptr<Lane>>>(Lane::make(*device));
+    anchor->poster.post([anchor, key, made] {
       if (!anchor->copier) return;
       Lanes& lanes = *anchor->copier->lanes_.at(key);
-      lanes.coming -= count;
-      lanes.usable += made->size();
-      lanes.made = lanes.made || !made->empty();
-      for (const auto& lane : *made) {
-        lane->lanes = &lanes;
-        lanes.free.push_back(lane);
+      --lanes.coming;
+      if (made->ok()) {
+        ++lanes.usable;
+        made->value()->lanes = &lanes;
+        lanes.free.push_back(made->value());
+        return anchor->copier->supply(lanes);
       }
-      if (made->empty()) {
-        while (!lanes.waiting.empty() && lanes.waiting.front()->ended) lanes.waiting.pop_front();
-        if (lanes.waiting.empty()) return;
-        const ActivePtr active = lanes.waiting.front();
-        lanes.waiting.pop_front();
-        anchor->copier->end(active, status);
-        if (lanes.waiting.empty()) return;  // none is needed now; the next copy tries again
-      }
-      anchor->copier->supply(lanes);
+      while (!lanes.waiting.empty() && lanes.waiting.front()->ended) lanes.waiting.pop_front();
+      if (lanes.waiting.empty()) return;  // none is needed now; the next copy tries again
+      const ActivePtr active = lanes.waiting.front();
+      lanes.waiting.pop_front();
+      anchor->copier->end(active, made->status());
+      if (!lanes.waiting.empty()) anchor->copier->supply(lanes);
     });
   });
 }
@@ -203,27 +191,6 @@ void BufferCopier::put_back(const std::shared_ptr<Lane>& lane) {
 }
 
 // ---- copies
-
-void BufferCopier::begin(const ActivePtr& active) {
-  const std::shared_ptr<Lane> lane = active->lane;
-  auto passed = active->copy.after->done();
-  if (!passed.ok()) return end(active, passed.status());
-  if (passed.value()) return advance(active);
-  if (Status status = lane->queue->wait(*active->copy.after); !status.ok()) return end(active, status);
-  lane->blocked = true;
-  --lane->lanes->usable;
-  ++lane->waits;
-  waiter_.after(active->device(), *lane->queue, *lane->passed, transport::kNever,
-                [this, active, lane](const Status& status) {
-                  --lane->waits;
-                  lane->blocked = false;
-                  ++lane->lanes->usable;
-                  lane->broken = !status.ok();
-                  if (active->ended) return put_back(lane);
-                  status.ok() ? advance(active) : end(active, status);
-                });
-  if (lane->blocked) supply(*lane->lanes);  // others may go on
-}
 
 // Without recursion, since pieces may land within the calls below.
 void BufferCopier::advance(const ActivePtr& active) {
@@ -280,12 +247,12 @@ void BufferCopier::time_out(const ActivePtr& active) {
   const Copy& late = active->copy;
   const std::string& device = active->device();
   std::string why;
-  if (!active->lane) {
-    why = "no pinned memory of " + device + " became free within " + late.limit +
-          "; a stream of the host may be blocked";
-  } else if (active->lane->blocked) {
+  if (!active->stream_passed) {
     why = "the work that `stream` held on " + device + " at the call has not ended within " + late.limit +
           ", so the buffer was not " + (late.to_host ? "read" : "written");
+  } else if (!active->lane) {
+    why = "no pinned memory of " + device + " became free within " + late.limit +
+          "; a stream of the host may be blocked";
   } else {
     why = device + " has not finished copying the buffer within " + late.limit;
   }

@@ -1,9 +1,9 @@
 // Copies the buffers of collectives between a device and the host, in pieces, through pinned memory and
 // queues of dsgd's own.
 //
-// A copy first waits for an event in a stream of the host's. Nothing that touches the device's buffer is
-// enqueued before that, since enqueued work cannot be taken back: a copy that is given up while it waits
-// never touches the buffer. Later at most two pieces are in flight. They end soon unless the device hangs.
+// A copy first waits for an event in a stream of the host's. Nothing is enqueued before that, since enqueued
+// work cannot be taken back, and would hold up other queues: a copy that is given up while it waits never
+// touches the buffer. Later at most two pieces are in flight. They end soon unless the device hangs.
 #pragma once
 
 #include <deque>
@@ -58,9 +58,8 @@ class BufferCopier {
 
   Lanes& lanes_of(const std::shared_ptr<Device>& device);
   void supply(Lanes& lanes);
-  void make_lanes(Lanes& lanes);
+  void make_lane(Lanes& lanes);
   void put_back(const std::shared_ptr<Lane>& lane);
-  void begin(const ActivePtr& active);
   void advance(const ActivePtr& active);
   bool next_piece(const ActivePtr& active, size_t slot);
   void time_out(const ActivePtr& active);

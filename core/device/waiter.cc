@@ -1,5 +1,6 @@
 #include "core/device/waiter.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -10,7 +11,7 @@ namespace dsgd::device {
 namespace {
 // A device that has failed does not notify: it is noticed within this time.
 constexpr transport::Duration kPollInterval = std::chrono::milliseconds(20);
-// Nothing notifies of the end of a capture.
+// Nothing notifies of the end of a capture, or of an event in a stream of the host's.
 constexpr transport::Duration kRetryInterval = std::chrono::milliseconds(1);
 }  // namespace
 
@@ -54,6 +55,14 @@ void Waiter::after(const std::string& name, WorkQueue& queue, DeviceEvent& event
     waiting_.erase(enqueued);
     return failed(status);
   }
+  schedule_poll();
+}
+
+void Waiter::when_done(const std::string& name, DeviceEvent& event, transport::Time deadline,
+                       std::function<void(const Status&)> then) {
+  auto done = event.done();
+  if (!done.ok() || done.value()) return then(done.status());
+  waiting_.push_back({name, &event, deadline, std::move(then), false});
   schedule_poll();
 }
 
@@ -126,8 +135,13 @@ void Waiter::end(std::list<Ended> ended) {
 }
 
 void Waiter::schedule_poll() {
-  if (timer_) return;
-  timer_ = loop_.schedule(loop_.now() + kPollInterval, [this, anchor = anchor_] {
+  const bool all_notify =
+      std::all_of(waiting_.begin(), waiting_.end(), [](const Waiting& waiting) { return waiting.notifies; });
+  const transport::Time at = loop_.now() + (all_notify ? kPollInterval : kRetryInterval);
+  if (timer_ && poll_at_ <= at) return;
+  if (timer_) loop_.cancel(timer_);
+  poll_at_ = at;
+  timer_ = loop_.schedule(at, [this, anchor = anchor_] {
     timer_ = 0;
     poll();
     if (anchor->waiter && !waiting_.empty()) schedule_poll();

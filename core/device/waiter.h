@@ -25,6 +25,11 @@ class Waiter {
   // Keep the event until then. `name` is the device's, for messages.
   void after(const std::string& name, WorkQueue& queue, DeviceEvent& event, transport::Time deadline,
              std::function<void(const Status&)> then);
+  // Calls `then` when `event`, recorded in a stream of the host's, is done, has failed, or is not done by the
+  // deadline; else as after(). Nothing is enqueued: a wait for the event would hold up other queues, too,
+  // since CUDA has more streams than hardware queues.
+  void when_done(const std::string& name, DeviceEvent& event, transport::Time deadline,
+                 std::function<void(const Status&)> then);
   // Calls `attempt`, which uses streams of the host's, again and again while it returns Code::kState, as it
   // does while the host captures a graph. Then calls `then` with its status, or with Code::kTimeout after the
   // deadline; within this call if the first attempt decides. Attempts run in the order of these calls.
@@ -42,6 +47,7 @@ class Waiter {
     DeviceEvent* event;
     transport::Time deadline;
     std::function<void(const Status&)> then;
+    bool notifies = true;  // the device does when the event is done
   };
   struct Attempt {
     transport::Time deadline;
@@ -61,6 +67,7 @@ class Waiter {
   std::shared_ptr<Anchor> anchor_;
   std::list<Waiting> waiting_;
   transport::TimerId timer_ = 0;
+  transport::Time poll_at_{};  // while timer_ is set
   std::list<Attempt> attempts_;
   bool trying_ = false;
   transport::TimerId retry_ = 0;

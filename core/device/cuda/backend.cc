@@ -1,6 +1,7 @@
 // The table of CUDA devices. An error names the CUDA call that failed and gives CUDA's message. The calling
 // thread's device is the same after a call as before.
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -60,15 +61,19 @@ int32_t device_count(int32_t* count, Message* message) {
 }
 
 // Equal for devices that NCCL refuses in one communicator ("Duplicate GPU"): those with one PCI address on
-// one machine, as slices of a GPU (MIG) are, whose UUIDs differ. Processes whose NCCL_HOSTID differ are on
-// different machines for NCCL.
+// one machine, as slices of a GPU (MIG) are, whose UUIDs differ. To NCCL a machine is its host name and boot
+// id, or NCCL_HOSTID. So two containers with different host names are two machines.
 DeviceId identity_of(const cudaDeviceProp& properties) {
   char machine[256] = "";
   if (const char* host = std::getenv("NCCL_HOSTID")) {
     std::snprintf(machine, sizeof machine, "%s", host);
-  } else if (std::FILE* boot = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
-    (void)!std::fgets(machine, sizeof machine, boot);
-    std::fclose(boot);
+  } else {
+    (void)!gethostname(machine, sizeof machine / 2);
+    const size_t length = std::strlen(machine);
+    if (std::FILE* boot = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+      (void)!std::fgets(machine + length, static_cast<int>(sizeof machine - length), boot);
+      std::fclose(boot);
+    }
   }
   const uint64_t parts[] = {XXH3_64bits(machine, std::strlen(machine)),
                             static_cast<uint64_t>(properties.pciDomainID) << 32 |

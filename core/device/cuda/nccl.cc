@@ -168,8 +168,9 @@ int32_t allocate_for_collectives(DeviceHandle* device, uint64_t nbytes, void** d
   if (result != nccl::kSuccess) {
     (void)cudaGetLastError();
     return fail(message, result == nccl::kCudaError ? Code::kNoMemory : Code::kInternal,
-                "cuda:%d: ncclMemAlloc of %llu bytes failed: %s: %s", device->index,
-                static_cast<unsigned long long>(nbytes), functions().error_string(result),
+                "cuda:%d: ncclMemAlloc of %llu bytes failed: %s: %s; if the GPU has this memory, set "
+                "NCCL_CUMEM_ENABLE=0 on all workers",
+                device->index, static_cast<unsigned long long>(nbytes), functions().error_string(result),
                 functions().last_error(nullptr));
   }
   if (const int32_t code = zero(device, memory, nbytes, message)) {
