@@ -119,7 +119,8 @@ constexpr struct {
      "workers."},
     {"nccl_library", Type::kLongText, "", "PATH",
      "Path of NCCL's shared library, for where the dynamic loader does not find it. An NCCL that the "
-     "process has already loaded comes before it."},
+     "process has already loaded comes before it. All workers need the same version. Read when NCCL is first "
+     "used."},
     {"nonfinite", Type::kChoice, "off", "off | fail | skip | zero",
      "Action when a gradient has NaN or infinity. off: no check. fail: the step fails on all workers and "
      "changes nothing. skip: the step ends on all workers without an update. zero: these elements count as "

@@ -63,7 +63,7 @@ TEST(TeamDecision, AnObstacleIsAWarningUnlessTheTeamIsDemanded) {
     const char* why;
   } cases[] = {
       {worker_with({1}), "rank 0 and rank 1 use one GPU"},
-      {worker_with({2}, "", 21900), "different versions of NCCL (22800 and 21900)"},
+      {worker_with({2}, "", 21900), "different versions of NCCL (2.28.0 and 2.19.0)"},
       {unusable, "rank 1: no library"},
   };
   for (const auto& one : cases) {
