@@ -52,6 +52,8 @@ class Session(Collectives):
         early_update: bool = False,
         views_change: bool = False,
         absent_is_zero: bool = False,
+        devices: str = "cpu",
+        devices_per_worker: int = 0,
     ) -> None:
         self._handle = handle
         self._parameters: List[Parameter] = []
@@ -62,6 +64,8 @@ class Session(Collectives):
         self._early_update = early_update  # no gradient may be absent
         self._views_change = views_change  # workers may be lost, or join
         self._absent_is_zero = absent_is_zero  # an absent gradient counts as zero if another worker has one
+        self._devices = devices
+        self._devices_per_worker = devices_per_worker  # 0: all are this worker's
         self._attached = False  # to a module, by dsgd.torch
         self._rates_set = 0  # calls of set_learning_rate
 
@@ -487,6 +491,8 @@ class _Joining:
             early_update=config["early_update"] == "1",
             views_change=self._views_change(),
             absent_is_zero=config["absent"] == "zero",
+            devices=config["devices"],
+            devices_per_worker=int(config["devices_per_worker"]),
         )
         if forward_logs:
             _logs.forward(self._handle, on_stderr=self._logs_on_stderr)

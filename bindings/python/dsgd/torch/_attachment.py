@@ -138,6 +138,7 @@ class Attachment:
         if not trained:
             raise InvalidArgumentError("the module has no parameter that requires a gradient; there is nothing to train")
         self.device = _device_of(trained, device)
+        _check_configured(session, self.device)
         self._replica = session.add_replica(str(self.device) if self.device.type != "cpu" else "cpu")
         self._trained: List[TrainedParameter] = []
         self._frozen: List[Tuple[str, torch.Tensor]] = []
@@ -461,6 +462,24 @@ def _device_of(trained: List[Any], wanted: Optional[str]) -> torch.device:
     if wanted is not None and torch.device(wanted) != first.device:
         raise InvalidArgumentError(f"the module is on {first.device}, not on {wanted!r}; move it first: module.to({wanted!r})")
     return first.device
+
+
+def _check_configured(session: Session, device: torch.device) -> None:
+    """Refuses a module that is on none of the devices that the key `devices`, if it is set, gives this worker."""
+    own, count = session._devices, session._devices_per_worker
+    if own == "auto":
+        wrong = device.type == "cpu" and torch.cuda.is_available()
+    else:
+        entries = [entry.strip() for entry in own.split(",")]
+        if count > 0:
+            entries = entries[session.local_rank * count : (session.local_rank + 1) * count]
+        own = ", ".join(entries)
+        wrong = session._devices != "cpu" and str(device) not in entries
+    if wrong:
+        raise InvalidArgumentError(
+            f"the module is on {device}, but `devices` gives this worker {own}; move the module there first, for example "
+            'module.to(f"cuda:{session.local_rank}"), or do not set `devices`'
+        )
 
 
 def _need_gradient(output: Any) -> Iterator[bool]:

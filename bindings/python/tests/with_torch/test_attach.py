@@ -693,6 +693,19 @@ def test_a_module_on_another_device_is_an_error(session):
         dsgd.torch.attach(session, module)
 
 
+@pytest.mark.parametrize("settings, entries", [
+    ({"devices": "cuda:0, cuda:1"}, "cuda:0, cuda:1"),
+    ({"devices": "cuda:0, cuda:1", "devices_per_worker": 1}, "cuda:0"),
+])
+def test_a_module_that_is_on_no_device_of_the_worker_is_an_error(settings, entries):
+    with dsgd.init(num_workers=1, **settings) as session:
+        expected = f"the module is on cpu, but `devices` gives this worker {entries}; move the module there first"
+        with pytest.raises(dsgd.InvalidArgumentError, match=expected):
+            dsgd.torch.attach(session, mlp())
+    with dsgd.init(num_workers=1, devices="cuda:0, cpu") as session:
+        dsgd.torch.attach(session, mlp())
+
+
 def test_an_attached_module_needs_an_optimizer(session, batches):
     module = mlp()
     attachment = dsgd.torch.attach(session, module)
