@@ -7,13 +7,14 @@
 //
 //   nvcc -O2 digits.cu $(pkg-config --cflags --libs dsgd) -o digits
 //
-// With dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker
-// -rpath=PREFIX/lib. Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may
-// have several. In the second command two workers run the trainer digits.c, compiled as digits_cpu:
+// After `.ci/prepare build core cuda`, nvcc is in build/venv/lib/python3*/site-packages/nvidia/cu13/bin. With
+// dsgd in a PREFIX of your own, set PKG_CONFIG_PATH=PREFIX/lib/pkgconfig and add -Xlinker -rpath=PREFIX/lib.
+// Run it by itself or under `dsgd run`; each entry of --device is a replica, and a GPU may have several. In
+// the second command two workers run the trainer digits.c, compiled as digits_cpu:
 //
-//   digits --data digits.csv --device cuda:0
-//   dsgd run -n 1 -- digits --data digits.csv --device cuda:0,cuda:0
-//     : -n 2 -- digits_cpu --data digits.csv
+//   ./digits --data samples/data/digits.csv --device cuda:0
+//   dsgd run -n 1 -- ./digits --data samples/data/digits.csv --device cuda:0,cuda:0
+//     : -n 2 -- ./digits_cpu --data samples/data/digits.csv
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -375,7 +376,8 @@ int main(int argc, char** argv) {
     const std::string name = dsgd_replica_device(replica.handle);
     if (name.rfind("cuda:", 0) != 0) {
       fprintf(stderr,
-              "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0, say\n",
+              "digits: `devices` gives this worker %s, and a GPU is needed; give --device cuda:0 (with auto, "
+              "no GPU was found)\n",
               name.c_str());
       return 2;
     }
