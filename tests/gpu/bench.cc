@@ -90,19 +90,19 @@ struct Options {
 // Normal numbers, which operands are filled with again and again: a GPU is faster with zeros. Pinned.
 class Numbers {
  public:
-  static constexpr size_t kPeriod = 1 << 20, kOthers = 256;
+  static constexpr size_t kPeriod = 1 << 20, kOffsets = 256;
   explicit Numbers(device::Device& device)
-      : numbers_(must(device.allocate_staging(2 * (kPeriod + kOthers) * sizeof(float)))) {
+      : numbers_(must(device.allocate_staging(2 * (kPeriod + kOffsets) * sizeof(float)))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    for (size_t i = 0; i < kPeriod + kOthers; ++i) {
+    for (size_t i = 0; i < kPeriod + kOffsets; ++i) {
       const float number = normal(random);
       at()[i] = number;
-      at()[kPeriod + kOthers + i] = number * number;
+      at()[kPeriod + kOffsets + i] = number * number;
     }
   }
-  const float* normal(size_t which) const { return at() + which; }   // up to kOthers, each another content
-  const float* squares() const { return at() + kPeriod + kOthers; }  // not negative, as Adam's second state
+  const float* normal(size_t which) const { return at() + which; }    // up to kOffsets, each another content
+  const float* squares() const { return at() + kPeriod + kOffsets; }  // not negative, as Adam's second state
 
  private:
   float* at() const { return static_cast<float*>(numbers_.get()); }
@@ -167,7 +167,7 @@ class Bench {
     for (size_t i = 0; i < count; i += Numbers::kPeriod) {
       must(queue_->copy(there + i, content, std::min(count - i, Numbers::kPeriod) * sizeof(float)));
     }
-    device::finish(*device_, *queue_);
+    must(device::finish(*device_, *queue_));
   }
   static std::vector<float> part_of(const float* content, size_t from, size_t count) {
     std::vector<float> part(count);
@@ -181,7 +181,7 @@ class Bench {
   }
   void expect(const std::string& name, const float* there, const std::vector<float>& expected) {
     must(queue_->copy(seen_.get(), there, expected.size() * sizeof(float)));
-    device::finish(*device_, *queue_);
+    must(device::finish(*device_, *queue_));
     if (!std::equal(expected.begin(), expected.end(), at(seen_))) fail(name + ": the result is wrong");
   }
   void expect_all(const std::string& name, const float* there, size_t count, const float* content,
@@ -204,15 +204,15 @@ class Bench {
     }
   }
   double time(const std::function<void()>& enqueue) {
-    return time_with(enqueue, [this] { device::finish(*device_, *queue_); });
+    return time_with(enqueue, [this] { must(device::finish(*device_, *queue_)); });
   }
   void row(const std::string& name, double seconds, double bytes, const std::string& limit) {
     std::printf("%s,%.9f,%.0f,%s\n", name.c_str(), seconds, bytes, limit.c_str());
     std::fflush(stdout);
   }
 
-  // Work on operands of `count` elements each, of which an element depends on those at its place only: so
-  // what the host makes of some of them, as often, is what they must be.
+  // Element-wise work: element i of the results depends only on element i of the operands, so the host
+  // recomputes a window and compares.
   using Work =
       std::function<void(device::WorkQueue& queue, size_t count, const std::vector<float*>& operands)>;
   void measure(const std::string& name, double bytes, const std::string& limit, size_t count,
@@ -241,8 +241,8 @@ class Bench {
     row(name, seconds, bytes, limit);
   }
 
-  // The limit of what comes next, measured right before it: a copy of as many bytes, since few are quicker in
-  // caches, but no more than are needed to be beyond these.
+  // Measures a device copy of as many bytes (at most 100 million floats, which exceed the caches), as the
+  // limit of `name`.
   std::string copy_beside(const std::string& name, double bytes) {
     const std::string limit = "device copy beside " + name;
     const size_t count = std::min(static_cast<size_t>(bytes / 8), scaled(100'000'000));
@@ -383,8 +383,8 @@ class Bench {
           if (comes_down) must(other_->copy(down.get(), back.get(), nbytes));
         },
         [&] {
-          device::finish(*device_, *queue_);
-          device::finish(*device_, *other_);
+          must(device::finish(*device_, *queue_));
+          must(device::finish(*device_, *other_));
         });
   }
 
@@ -427,7 +427,7 @@ class Bench {
       ++steps_;
     }
     // New values come before what the default stream does next.
-    static void rest() { must(cudaStreamSynchronize(nullptr)); }
+    static void synchronize() { must(cudaStreamSynchronize(nullptr)); }
     void close(const std::string& name) {
       for (size_t t = 0; t < parameters_.size(); ++t) {
         for (size_t window : windows(parameters_[t]->count)) check(name, t, window);
@@ -472,7 +472,7 @@ class Bench {
     const double bytes = bytes_each * static_cast<double>(count);
     const std::string limit = copy_beside(name, bytes);
     OneWorker worker(*this, {count}, optimizer, settings);
-    const double seconds = time_with([&] { worker.step(); }, worker.rest);
+    const double seconds = time_with([&] { worker.step(); }, worker.synchronize);
     worker.close(name);
     row(name, seconds, bytes, limit);
   }
@@ -488,14 +488,14 @@ class Bench {
       };
       return seconds(usage.ru_utime) + seconds(usage.ru_stime);
     };
-    const double seconds = time_with([&] { worker.step(); }, worker.rest);
+    const double seconds = time_with([&] { worker.step(); }, worker.synchronize);
     const int steps = small() ? 5 : 200;
     double of_host = 0;
     for (int i = 0; i < steps; ++i) {  // each on a device at rest: where the queue is full, the driver waits
       const double before = cpu();
       worker.step();
       of_host += cpu() - before;
-      worker.rest();
+      worker.synchronize();
     }
     worker.close("a step with 161 tensors");
     row("host CPU time of a step with 161 tensors", of_host / steps, 0, "");

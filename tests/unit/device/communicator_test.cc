@@ -19,8 +19,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
-void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
-
 // How something has ended, once it has.
 class Ending {
  public:
@@ -66,7 +64,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(library.ok()) << library.status().message();
     std::printf("%s\n", library.value().description.c_str());
   }
-  // Some who make up a communicator, or would, if another `absent` came.
+  // Joins all members to a communicator of gpus.size() + `absent` ranks; returns their statuses.
   std::vector<Status> join(size_t absent = 0, std::chrono::nanoseconds timeout = 1min) {
     const bool apart = std::strcmp(GetParam(), "each_its_own") == 0;
     const CommunicatorId id = gpus[0].device->new_communicator_id().value();
@@ -125,7 +123,7 @@ class CommunicatorConformance : public testing::TestWithParam<const char*> {
     for (size_t g = 0; g < gpus.size(); ++g) {
       ok(gpus[g].queue->wait(*gpus[g].reached));
       ok(gpus[g].queue->copy(from.host(g), from.there[g].get(), count * sizeof(T)));
-      finish(*gpus[g].device, *gpus[g].queue);
+      ok(finish(*gpus[g].device, *gpus[g].queue));
     }
   }
   size_t index_of(const Gpu* gpu) const { return static_cast<size_t>(gpu - gpus.data()); }
@@ -203,7 +201,7 @@ TEST_P(CommunicatorConformance, AllGetTheSumsOfAPlainLoop) {
 }
 
 // One piece is freed before the next work, one when the communicator has gone.
-TEST_P(CommunicatorConformance, SumsInMemoryOfTheCommunicatorAreThose) {
+TEST_P(CommunicatorConformance, SumsInCommunicatorMemoryAreRight) {
   constexpr size_t kCount = 10'000;
   all_join();
   std::vector<std::shared_ptr<void>> kept;
@@ -279,7 +277,7 @@ TEST_P(CommunicatorConformance, WorkHappensInOrderBetweenItsEvents) {
 }
 
 // The real library is in its first call then, and must come back from it.
-TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverAndLater) {
+TEST_P(CommunicatorConformance, JoinTimesOutWithoutAllMembers) {
   for (const Status& status : join(1, 500ms)) {
     EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
     EXPECT_THAT(status.message(), HasSubstr("the communicator over " + std::to_string(gpus.size() + 1) +
@@ -292,7 +290,7 @@ TEST_P(CommunicatorConformance, WhoWaitsInVainForAMemberIsToldWhenTheTimeIsOverA
   EXPECT_EQ(ending.status().code(), Code::kTimeout);
 }
 
-TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
+TEST_P(CommunicatorConformance, WorkAfterFailReportsItsCause) {
   all_join();
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
@@ -314,7 +312,7 @@ TEST_P(CommunicatorConformance, WhatIsFailedFailsFromThenOnForThatReason) {
   }
 }
 
-TEST_P(CommunicatorConformance, WhoIsWaitedForInVainInACollectiveIsATimeout) {
+TEST_P(CommunicatorConformance, CollectiveWithoutAPeerTimesOut) {
   if (std::strcmp(GetParam(), "each_its_own") != 0 || gpus.size() < 2)
     GTEST_SKIP() << "there is nobody to wait for";
   all_join();
@@ -328,7 +326,7 @@ TEST_P(CommunicatorConformance, WhoIsWaitedForInVainInACollectiveIsATimeout) {
   EXPECT_THAT(status.message(), HasSubstr("cuda:0: the reduce-scatter over "));
 }
 
-TEST_P(CommunicatorConformance, WhatIsInFlightEndsWithTheCommunicator) {
+TEST_P(CommunicatorConformance, DestructionEndsWorkInFlight) {
   all_join();
   const Buffers<float> buffers = this->buffers<float>(1000);
   fill(buffers, 1000);
@@ -339,7 +337,7 @@ TEST_P(CommunicatorConformance, WhatIsInFlightEndsWithTheCommunicator) {
   ASSERT_TRUE(ending.has_come());
   const Status status = ending.status();
   EXPECT_TRUE(status.code() == Code::kClosed || (members.size() == 1 && status.ok())) << status.message();
-  finish(*gpus[0].device, *gpus[0].queue);
+  ok(finish(*gpus[0].device, *gpus[0].queue));
 }
 
 INSTANTIATE_TEST_SUITE_P(Members, CommunicatorConformance, testing::Values("one_for_all", "each_its_own"),

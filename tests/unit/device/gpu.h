@@ -6,43 +6,36 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "core/device/device.h"
 
-namespace dsgd::device {
+namespace dsgd {
+
+inline void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
+
+namespace device {
 
 const Backend& cuda_backend();
 int gpus();  // that tests may use; 0 if there are none
 
 // Waits until the enqueued work is done. The device must notify, and not earlier.
-inline void finish(Device& device, WorkQueue& queue) {
-  struct Notification {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool came = false;
-  };
-  const auto notification = std::make_shared<Notification>();
+[[nodiscard]] inline Status finish(Device& device, WorkQueue& queue) {
+  const auto notification = std::make_shared<std::promise<void>>();
+  auto notified = notification->get_future();
   auto event = std::move(device.new_event()).value();
   Status status = queue.record(*event);
-  if (status.ok()) {
-    status = queue.notify([notification] {
-      std::lock_guard lock(notification->mutex);
-      notification->came = true;
-      notification->changed.notify_all();
-    });
-  }
-  ASSERT_TRUE(status.ok()) << status.message();
-  std::unique_lock lock(notification->mutex);
-  ASSERT_TRUE(
-      notification->changed.wait_for(lock, std::chrono::minutes(1), [&] { return notification->came; }));
-  auto done = event->done();
-  ASSERT_TRUE(done.ok()) << done.status().message();
-  EXPECT_TRUE(done.value());
+  if (status.ok()) status = queue.notify([notification] { notification->set_value(); });
+  if (!status.ok()) return status;
+  if (notified.wait_for(std::chrono::minutes(1)) != std::future_status::ready)
+    return Status(Code::kTimeout, "the device has not notified within a minute");
+  const auto done = event->done();
+  if (done.ok() && !done.value())
+    return Status(Code::kInternal, "the device has notified before the work was done");
+  return done.status();
 }
 
 // Reads and writes memory of a device as vectors.
@@ -56,16 +49,14 @@ class Access {
     const size_t nbytes = values.size() * sizeof(T);
     auto staging = device_->allocate_staging(nbytes).value();
     if (nbytes > 0) std::memcpy(staging.get(), values.data(), nbytes);
-    const Status status = queue_->copy(to, staging.get(), nbytes);
-    ASSERT_TRUE(status.ok()) << status.message();
-    finish(*device_, *queue_);
+    ok(queue_->copy(to, staging.get(), nbytes));
+    ok(finish(*device_, *queue_));
   }
   template <typename T>
   std::vector<T> read(const void* from, size_t count) {
     auto staging = device_->allocate_staging(count * sizeof(T)).value();
-    const Status status = queue_->copy(staging.get(), from, count * sizeof(T));
-    EXPECT_TRUE(status.ok()) << status.message();
-    finish(*device_, *queue_);
+    ok(queue_->copy(staging.get(), from, count * sizeof(T)));
+    ok(finish(*device_, *queue_));
     const T* data = static_cast<const T*>(staging.get());
     return std::vector<T>(data, data + count);
   }
@@ -75,4 +66,5 @@ class Access {
   std::unique_ptr<WorkQueue> queue_;
 };
 
-}  // namespace dsgd::device
+}  // namespace device
+}  // namespace dsgd

@@ -50,8 +50,6 @@ inline std::shared_ptr<Session> open(const Settings& settings = {}, const std::s
   return session.value();
 }
 
-inline void ok(const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); }
-
 // The second GPU, or the first where there is no other.
 inline std::string second() { return device::gpus() > 1 ? "cuda:1" : "cuda:0"; }
 
