@@ -300,7 +300,7 @@ TEST_F(GpuCollectives, ReadWhatTheStreamWritesLater) {
       EXPECT_EQ(waiting.rank(), rank);
       EXPECT_THAT(waiting.message(), HasSubstr("this worker has not copied its buffer from its GPU yet"));
       ASSERT_TRUE(stream.held());
-      stream.let_go();
+      stream.release();
       ok(wait_for(*session, gathered));
       ok(wait_for(*session, sum));
       EXPECT_EQ(reduced.values(), reduced.all(7));
@@ -325,7 +325,7 @@ TEST_F(GpuCollectives, WriteAfterWhatTheStreamHolds) {
                            Mode::kQueue);
     settle(*session);
     EXPECT_FALSE(operation.value()->done());
-    stream.let_go();
+    stream.release();
     ok(wait_for(*session, operation));
     stream.finish();
     EXPECT_EQ(std::vector<float>(seen, seen + to.count), to.all(1));
@@ -381,7 +381,7 @@ void wait_for_a_stream(uint32_t channel) {
       if (rank == 0) {
         EXPECT_FALSE(operations[0]->done());
         ASSERT_TRUE(stream.held());
-        stream.let_go();
+        stream.release();
       }
       for (const auto& operation : operations) ok(session->wait(*operation, -1ms));
       if (rank == 0) {
@@ -409,7 +409,7 @@ TEST_F(GpuCollectives, AStreamHoldsUpNoOtherChannel) {
     for (int i = 0; i < 3; ++i) ok(wait_for(*session, other.begin(*session, {.timeout = 20s}, Mode::kWait)));
     EXPECT_FALSE(held.value()->done());
     ASSERT_TRUE(stream.held());
-    stream.let_go();
+    stream.release();
     ok(wait_for(*session, held));
   }
   ok(session->close(10s));
@@ -498,7 +498,7 @@ TEST_F(GpuCollectives, EndWithTheSessionWhileAStreamIsHeld) {
 #ifndef DSGD_TEST_PLUGIN
       stream.fill(reduced.memory.get(), reduced.count, 9);
 #endif
-      stream.let_go();
+      stream.release();
     }
     (void)session->close(10s);
   }
@@ -559,10 +559,6 @@ TEST_F(GpuCollectives, RefuseBuffersThatTheyCannotUse) {
 }
 
 #ifndef DSGD_TEST_PLUGIN  // what follows holds the fake runtime up, or lets its calls fail
-
-void wait_for_copies(size_t before, size_t enqueued) {
-  while (fake_cuda::copies() < before + enqueued) std::this_thread::yield();
-}
 
 // Two pieces are in flight when the session is aborted. The operation ends when they have ended.
 TEST_F(GpuCollectives, AnAbortWaitsForPiecesInFlight) {
@@ -648,7 +644,7 @@ TEST_F(GpuCollectives, ABrokenDeviceEndsTheCollectivesOnIt) {
     EXPECT_THAT(status.message(), HasSubstr("cudaErrorIllegalAddress"));
     EXPECT_FALSE(wait_for(*session, reduced.begin(*session)).ok());
     fake_cuda::repair_device(0);
-    stream.let_go();
+    stream.release();
   }
   ok(wait_for(*session, reduced.begin(*session)));
   ok(session->close(10s));

@@ -18,6 +18,7 @@
 #include "core/device/device.h"
 #include "tests/unit/device/fake_cuda.h"
 #include "tests/unit/device/gpu.h"
+#include "tests/unit/device/leak_test.h"
 
 extern "C" const dsgd::device::Backend* dsgd_cuda_backend(void);
 
@@ -26,15 +27,10 @@ namespace {
 
 using testing::HasSubstr;
 
-class Cuda : public testing::Test {
+class Cuda : public fake_cuda::LeakTest {
  protected:
-  Cuda() { before_ = fake_cuda::alive(); }
   ~Cuda() override {
     fake_cuda::set_devices(2);
-    const fake_cuda::Alive after = fake_cuda::alive();
-    EXPECT_EQ(after.streams, before_.streams);
-    EXPECT_EQ(after.events, before_.events);
-    EXPECT_EQ(after.allocations, before_.allocations);
     EXPECT_EQ(fake_cuda::current_device(), 0) << "the host's current device was changed";
   }
   static std::shared_ptr<Device> open(int32_t index = 0) {
@@ -52,12 +48,9 @@ class Cuda : public testing::Test {
       std::this_thread::yield();
     }
   }
-
- private:
-  fake_cuda::Alive before_;
 };
 
-TEST_F(Cuda, WhatTheMachineLacksIsSaid) {
+TEST_F(Cuda, MissingDriverOrDeviceIsNamed) {
   constexpr const char* kTooOld =
       CUDART_VERSION >= 13000
           ? "the NVIDIA driver is too old; CUDA 13.0 needs the NVIDIA driver 580 or later"
@@ -271,7 +264,6 @@ TEST_F(Cuda, LocatingMemoryUsesNoDeviceThatIsNotInUse) {
 
 TEST_F(Cuda, ADeviceThatWasResetIsAnErrorAndNotAnotherDevice) {
   auto device = open(1);
-  auto event = std::move(device->new_event()).value();
   fake_cuda::fail("cuCtxPushCurrent", cudaErrorContextIsDestroyed);
   expect_error(device->allocate(8).status(), Code::kInternal, "cuda:1: its context is gone");
   EXPECT_TRUE(device->allocate(8).ok());

@@ -595,7 +595,7 @@ cudaError_t launch(const Kernel& kernel, cudaStream_t stream) {
   }
   note_priority(stream);
   // The last block of each kernel, for tests of what checks results.
-  static const bool omits = std::getenv("FAKE_CUDA_OMITS");
+  static const bool omits = std::getenv("DSGD_FAKE_OMIT_LAST_BLOCK");
   enqueue(stream_of(stream), [kernel, device = current()] {
     check(kernel, device);
     // Backwards, since nothing may depend on the order.
@@ -746,17 +746,11 @@ cudaError_t cudaHostUnregister(void* data) {
   use(current());
   return release(data, {Range::kRegistered});
 }
-cudaError_t cudaMemset(void* data, int value, size_t nbytes) {
-  FAKE_CALL();
-  FAKE_STREAM(nullptr);
-  must_be_on(current(), data, nbytes, "a memset");
-  enqueue(stream_of(nullptr), [=] { std::memset(data, value, nbytes); });
-  return cudaSuccess;
-}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
   FAKE_CALL();
   FAKE_STREAM(stream);
   bool to_known, from_known;
+  std::shared_ptr<void> pending;  // until the work has gone
   {
     World& w = world();
     std::lock_guard lock(w.mutex);
@@ -772,18 +766,19 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcp
     if (to_device != from_device) {
       fake_cuda::Copies& copies =
           w.copies[to_device ? fake_cuda::HoldCopies::kToDevice : fake_cuda::HoldCopies::kToHost];
-      ++copies.count;
+      ++copies.count, ++copies.pending;
       copies.nbytes += nbytes;
+      pending = std::shared_ptr<void>(nullptr, [&copies](void*) { fake_cuda::change(copies.pending, -1); });
     }
   }
   if (!from_known) {  // read before the call returns
     const auto* bytes = static_cast<const char*>(from);
-    enqueue(stream_of(stream), [to, staged = std::vector<char>(bytes, bytes + nbytes)] {
+    enqueue(stream_of(stream), [to, pending, staged = std::vector<char>(bytes, bytes + nbytes)] {
       std::memcpy(to, staged.data(), staged.size());
     });
     return cudaSuccess;
   }
-  enqueue(stream_of(stream), [=] {
+  enqueue(stream_of(stream), [to, from, nbytes, to_known, pending] {
     {
       World& w = world();
       std::unique_lock lock(w.mutex);

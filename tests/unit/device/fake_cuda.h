@@ -18,8 +18,7 @@ void set_devices(int count, cudaError_t error = cudaSuccess, int driver = 13000)
 // Before any stream is made: work is done when it is enqueued, without threads, so that what follows can be
 // repeated.
 void set_immediate();
-// Copies may be from and to pageable memory, as those of hosts are; otherwise, as with all of the plug-in's,
-// that is a misuse.
+// Allows copies from and to pageable memory, which programs make and the plug-in must not.
 void allow_pageable();
 // From now on all devices have one PCI address, as slices of one GPU (MIG) have, or again one each.
 void share_bus(bool share);
@@ -48,9 +47,10 @@ class HoldCopies {
  private:
   const Direction direction_;
 };
-// Copies in a direction that were enqueued so far.
+// Copies in a direction that were enqueued so far, and those of them that are not done yet.
 struct Copies {
   size_t count = 0, nbytes = 0;
+  int pending = 0;
 };
 Copies copies(HoldCopies::Direction direction);
 // While one of these is alive, the stream is captured into a graph, which calls that might interfere spoil,

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device/backend.h"
 #include "core/device/cuda/nccl_functions.h"
 #include "tests/unit/device/fake_cuda.h"
 
@@ -22,7 +23,7 @@ namespace nccl = dsgd::device::cuda::nccl;
 
 namespace {
 
-enum class What { kAllReduce, kReduceScatter, kAllGather };
+using dsgd::device::Collective;
 using nccl::kRemoteError;
 constexpr auto kInternalError = static_cast<nccl::Result>(3);
 constexpr auto kInvalidUsage = static_cast<nccl::Result>(5);
@@ -43,7 +44,7 @@ struct Memory {
   int registrations = 0;
 };
 struct Operation {
-  What what;
+  Collective kind;
   size_t count, element;
   std::map<int, Part> parts;  // by rank
   bool done = false;
@@ -63,7 +64,7 @@ struct World {
   std::map<std::string, int> faults;
   int version = 22809, ids = 0;
   std::map<uintptr_t, Memory> memory;
-  std::atomic<int> alive = 0, ended = 0, ended_registered = 0;
+  std::atomic<int> alive = 0, ended = 0, ended_registered = 0, waiting = 0;
   std::atomic<bool> peer_lost = false;
 };
 World& world() {
@@ -102,7 +103,7 @@ namespace {
 template <typename T>
 void add_up(const Clique& clique, Operation& operation) {
   const size_t size = static_cast<size_t>(clique.size), count = operation.count;
-  const size_t parts = operation.what == What::kAllReduce ? 1 : size;
+  const size_t parts = operation.kind == Collective::kAllReduce ? 1 : size;
   std::vector<T> result(count * parts);
   for (size_t p = 0; p < parts; ++p) {
     for (size_t i = 0; i < count; ++i) {
@@ -111,7 +112,7 @@ void add_up(const Clique& clique, Operation& operation) {
         return static_cast<const T*>(
             operation.parts[static_cast<int>((p + i / 16 + k) % size)].send)[p * count + i];
       };
-      if (operation.what == What::kAllGather) {
+      if (operation.kind == Collective::kAllGather) {
         result[p * count + i] = static_cast<const T*>(operation.parts[static_cast<int>(p)].send)[i];
         continue;
       }
@@ -121,21 +122,21 @@ void add_up(const Clique& clique, Operation& operation) {
     }
   }
   for (auto& [rank, part] : operation.parts) {
-    const bool scattered = operation.what == What::kReduceScatter;
+    const bool scattered = operation.kind == Collective::kReduceScatter;
     const T* from = result.data() + (scattered ? static_cast<size_t>(rank) * count : 0);
     std::memcpy(part.receive, from, (scattered ? count : result.size()) * sizeof(T));
   }
 }
 
 // In a stream, on its thread.
-void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t element, Part part) {
+void take_part(nccl::Comm comm, uint64_t number, Collective kind, size_t count, size_t element, Part part) {
   Clique& clique = *comm->clique;
   {
     std::unique_lock lock(clique.mutex);
     Operation& operation = clique.operations[number];
     if (operation.parts.empty()) {
-      operation.what = what, operation.count = count, operation.element = element;
-    } else if (operation.what != what || operation.count != count || operation.element != element) {
+      operation.kind = kind, operation.count = count, operation.element = element;
+    } else if (operation.kind != kind || operation.count != count || operation.element != element) {
       misuse("ranks have enqueued different collectives as number " + std::to_string(number));
     } else if (operation.parts.begin()->second.registered != part.registered) {
       misuse("some ranks' buffers are registered and others' are not");
@@ -148,11 +149,13 @@ void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t
       if (part.registered) ++world().ended_registered;
       clique.changed.notify_all();
     }
+    ++world().waiting;
     clique.changed.wait(lock, [&] { return operation.done || comm->aborted; });
+    --world().waiting;
     if (!operation.done) {
       operation.parts.erase(comm->rank);
       const size_t nbytes =
-          count * element * (what == What::kAllGather ? static_cast<size_t>(clique.size) : 1);
+          count * element * (kind == Collective::kAllGather ? static_cast<size_t>(clique.size) : 1);
       std::memset(part.receive, 0xa5, nbytes);
     }
   }
@@ -161,7 +164,7 @@ void take_part(nccl::Comm comm, uint64_t number, What what, size_t count, size_t
 
 struct Call {
   nccl::Comm comm;
-  What what;
+  Collective kind;
   Part part;
   size_t count, element;
   cudaStream_t stream;
@@ -175,7 +178,7 @@ bool is_in_progress(nccl::Comm comm) {
   return comm->clique->joined < comm->clique->size || comm->launching;
 }
 
-nccl::Result collective(const char* function, What what, const void* send, void* receive, size_t count,
+nccl::Result collective(const char* function, Collective kind, const void* send, void* receive, size_t count,
                         nccl::DataType type, nccl::Comm comm, cudaStream_t stream) {
   if (fails(function)) return kInternalError;
   if (depth == 0) misuse("a collective outside of a group");
@@ -184,9 +187,9 @@ nccl::Result collective(const char* function, What what, const void* send, void*
   if (fake_cuda::device_of(stream) != comm->device) misuse("a collective in a stream of another device");
   const size_t element = type == nccl::kFloat32 ? 4 : 8,
                all = count * static_cast<size_t>(comm->clique->size);
-  fake_cuda::must_be_on(comm->device, send, (what == What::kReduceScatter ? all : count) * element,
+  fake_cuda::must_be_on(comm->device, send, (kind == Collective::kReduceScatter ? all : count) * element,
                         "what is sent");
-  fake_cuda::must_be_on(comm->device, receive, (what == What::kAllGather ? all : count) * element,
+  fake_cuda::must_be_on(comm->device, receive, (kind == Collective::kAllGather ? all : count) * element,
                         "what is received");
   bool registered;
   {
@@ -196,7 +199,7 @@ nccl::Result collective(const char* function, What what, const void* send, void*
     if (memory != memory_of(receive, 1)) misuse("a collective from one piece of memory into another");
     registered = memory && memory->registrations > 0;
   }
-  calls.push_back({comm, what, {send, receive, registered}, count, element, stream});
+  calls.push_back({comm, kind, {send, receive, registered}, count, element, stream});
   return nccl::kSuccess;
 }
 
@@ -209,7 +212,8 @@ void set_version(int version) {
   std::lock_guard lock(w.mutex);
   w.version = version;
 }
-void lose_peer() { world().peer_lost = true; }
+LostPeer::LostPeer() { world().peer_lost = true; }
+LostPeer::~LostPeer() { world().peer_lost = false; }
 void fail(const char* function, int n) {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -217,6 +221,7 @@ void fail(const char* function, int n) {
 }
 int alive() { return world().alive; }
 int ended() { return world().ended; }
+int waiting() { return world().waiting; }
 int ended_registered() { return world().ended_registered; }
 int registrations() {
   World& w = world();
@@ -373,7 +378,7 @@ FAKE_NCCL ncclGroupEnd(void) {
     ++comm->in_streams;
     comm->launcher = std::thread([call, comm, number = comm->next++] {
       fake_cuda::enqueue(call.stream, [call, number] {
-        take_part(call.comm, number, call.what, call.count, call.element, call.part);
+        take_part(call.comm, number, call.kind, call.count, call.element, call.part);
       });
       comm->launching = false;
     });
@@ -382,15 +387,16 @@ FAKE_NCCL ncclGroupEnd(void) {
 }
 FAKE_NCCL ncclAllReduce(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Operation,
                         nccl::Comm comm, cudaStream_t stream) {
-  return collective("ncclAllReduce", What::kAllReduce, send, receive, count, type, comm, stream);
+  return collective("ncclAllReduce", Collective::kAllReduce, send, receive, count, type, comm, stream);
 }
 FAKE_NCCL ncclReduceScatter(const void* send, void* receive, size_t count, nccl::DataType type,
                             nccl::Operation, nccl::Comm comm, cudaStream_t stream) {
-  return collective("ncclReduceScatter", What::kReduceScatter, send, receive, count, type, comm, stream);
+  return collective("ncclReduceScatter", Collective::kReduceScatter, send, receive, count, type, comm,
+                    stream);
 }
 FAKE_NCCL ncclAllGather(const void* send, void* receive, size_t count, nccl::DataType type, nccl::Comm comm,
                         cudaStream_t stream) {
-  return collective("ncclAllGather", What::kAllGather, send, receive, count, type, comm, stream);
+  return collective("ncclAllGather", Collective::kAllGather, send, receive, count, type, comm, stream);
 }
 __attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {
   return result == kRemoteError ? "remote process exited or there was a network error"

@@ -9,8 +9,13 @@
 namespace fake_nccl {
 
 void set_version(int version);
-// From now on every communicator says that a remote process has gone.
-void lose_peer();
+// While one of these is alive, every communicator says that a remote process has gone.
+class LostPeer {
+ public:
+  LostPeer();
+  ~LostPeer();
+  LostPeer(const LostPeer&) = delete;
+};
 // The n-th next call of a function (1: the next) fails, once.
 void fail(const char* function, int n = 1);
 // Communicators that are alive; and how many collectives have ended well since the beginning.
@@ -19,5 +24,6 @@ int ended();
 // Of the latter, those whose buffers were registered. Registrations that have not ended.
 int ended_registered();
 int registrations();
+int waiting();  // ranks whose streams are in a collective that has not ended
 
 }  // namespace fake_nccl

@@ -10,11 +10,12 @@
 #include <atomic>
 #include <cstdint>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/device/cuda/driver_function.h"
 #ifndef DSGD_TEST_PLUGIN
-#include "tests/unit/device/fake_cuda.h"
+#include "tests/unit/device/leak_test.h"
 #endif
 
 namespace dsgd {
@@ -22,19 +23,11 @@ namespace dsgd {
 #ifdef DSGD_TEST_PLUGIN
 class GpuSession : public testing::Test {};
 #else
-class GpuSession : public testing::Test {
- protected:
-  GpuSession() : before_(fake_cuda::alive()) {}
-  ~GpuSession() override {
-    const fake_cuda::Alive after = fake_cuda::alive();
-    EXPECT_EQ(after.streams, before_.streams);
-    EXPECT_EQ(after.events, before_.events);
-    EXPECT_EQ(after.allocations, before_.allocations);
-  }
+class GpuSession : public fake_cuda::LeakTest {};
 
- private:
-  const fake_cuda::Alive before_;
-};
+inline void wait_for_copies(size_t before, size_t enqueued) {
+  while (fake_cuda::copies() < before + enqueued) std::this_thread::yield();
+}
 #endif
 
 // A stream of the host's.
@@ -65,7 +58,7 @@ class HeldStream {
     released_ = new (pinned_ + kFloats) std::atomic<uint32_t>(0);
   }
   ~HeldStream() {
-    let_go();
+    release();
     must(cudaStreamSynchronize(stream_));
     must(cudaFreeHost(pinned_));
   }
@@ -79,7 +72,7 @@ class HeldStream {
                   stream_, reinterpret_cast<CUdeviceptr>(released_), 1, CU_STREAM_WAIT_VALUE_GEQ),
               CUDA_SUCCESS);
   }
-  void let_go() { released_->store(1); }
+  void release() { released_->store(1); }
   bool held() const { return released_->load() == 0; }
   void fill(void* there, size_t count, float value) {
     float* here = floats(count);

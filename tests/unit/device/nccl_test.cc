@@ -6,9 +6,10 @@
 #include <atomic>
 #include <barrier>
 #include <future>
+#include <optional>
 
-#include "tests/unit/device/fake_cuda.h"
 #include "tests/unit/device/fake_nccl.h"
+#include "tests/unit/device/leak_test.h"
 #include "tests/unit/device/trainer.h"
 #include "tests/unit/sanitizer.h"
 #include "tests/unit/wait_for.h"
@@ -21,28 +22,15 @@ using dsgd_test::kSanitized;
 using dsgd_test::Thinned;
 using testing::AllOf;
 using testing::HasSubstr;
-using Devices = std::vector<std::vector<std::string>>;
 
-class Nccl : public testing::Test {
+class Nccl : public fake_cuda::LeakTest {
  protected:
-  Nccl() : before_(fake_cuda::alive()) { fake_cuda::set_devices(8); }
+  Nccl() { fake_cuda::set_devices(8); }
   ~Nccl() override {
-    const fake_cuda::Alive after = fake_cuda::alive();
-    EXPECT_EQ(after.streams, before_.streams);
-    EXPECT_EQ(after.events, before_.events);
-    EXPECT_EQ(after.allocations, before_.allocations);
     EXPECT_EQ(fake_nccl::alive(), 0);
     EXPECT_EQ(fake_nccl::registrations(), 0);
   }
-
- private:
-  const fake_cuda::Alive before_;
 };
-
-Devices on_host(Devices devices) {
-  for (auto& worker : devices) worker.assign(worker.size(), "cpu");
-  return devices;
-}
 
 struct Place {
   const char* name;
@@ -84,8 +72,9 @@ std::vector<Status> start_errors(const Devices& devices, const Settings& setting
   return errors;
 }
 
-// Before all others: NCCL is looked for until one is found that can be used, and then no more.
-TEST_F(Nccl, AaaOneThatIsTooOldIsAnErrorIfItIsDemandedAndElseNotUsed) {
+// Must be the first test of a process, since dsgd keeps the first NCCL that it can use. It fails if
+// --gtest_shuffle runs another test before it.
+TEST_F(Nccl, TooOldNcclFailsOnlyWhenRequired) {
   const Devices devices = {{"cuda:0"}, {"cuda:1"}};
   fake_nccl::set_version(21701);
   for (const Status& error : start_errors(devices, {{"algorithm", "nccl"}})) {
@@ -399,7 +388,7 @@ TEST_F(Nccl, IsLeftOutWhereTheHostComputesOrTheUserWantsSo) {
   }
 }
 
-TEST_F(Nccl, WhatStandsInItsWayIsAnErrorIfItIsDemandedAndElseGoesThroughTheHost) {
+TEST_F(Nccl, UnusableNcclFailsOnlyWhenRequired) {
   struct Case {
     Devices devices;
     Settings settings;
@@ -440,7 +429,7 @@ TEST_F(Nccl, ACommunicatorThatCannotBeMadeFailsTheStartOfAllAndSaysWhy) {
   }
 }
 
-// Whatever comes now comes in a job that has trained.
+// Starts and makes one step, so that the fault hits a running job.
 void all_have_stepped(Trainer& trainer, std::barrier<>& together) {
   ok(trainer.session->start());
   ok(trainer.session->step(1, nullptr));
@@ -677,7 +666,7 @@ TEST_F(Nccl, AStepEndsInTimeThoughTheHostsStreamDoesNot) {
 }
 
 // A worker goes while the others' GPUs wait for its own: they are let go of, and it is named.
-TEST_F(Nccl, WhoGoesInMidCollectiveIsNamed) {
+TEST_F(Nccl, WorkerLostInACollectiveIsNamed) {
   for (const char* strategy : {"allreduce", "ps"}) {
     std::vector<Status> how(3);
     std::barrier together(3);
@@ -686,7 +675,7 @@ TEST_F(Nccl, WhoGoesInMidCollectiveIsNamed) {
       all_have_stepped(trainer, together);
       if (rank == 2) {
         ASSERT_TRUE(trainer.session->step_begin(1).ok());
-        std::this_thread::sleep_for(50ms);  // the others are in it, or will be
+        while (fake_nccl::waiting() < 2) std::this_thread::yield();
         trainer.session->abort("gone");
       } else {
         how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
@@ -744,15 +733,16 @@ TEST_F(Nccl, AStepThatIsRefusedInAgreementLeavesTheTeamWhole) {
   });
 }
 
-// Last: from here on every communicator has lost a peer.
-TEST_F(Nccl, ZzzAPeerThatOnlyNcclMissesIsAnErrorWithinTheLease) {
+// Only NCCL misses the peer. The lease of 500 ms bounds the time that the error takes.
+TEST_F(Nccl, LostNcclPeerIsWorkerLost) {
+  std::optional<fake_nccl::LostPeer> lost;
   std::vector<Status> how(2);
   std::barrier together(2);
   run_ranks(2, {{"lease", "500ms"}}, [&](int rank, const Settings& settings) {
     Trainer trainer(open(settings), {rank == 0 ? "cuda:0" : "cuda:1"});
     ok(trainer.session->start());
     together.arrive_and_wait();
-    if (rank == 0) fake_nccl::lose_peer();
+    if (rank == 0) lost.emplace();
     together.arrive_and_wait();
     how[static_cast<size_t>(rank)] = trainer.session->step(1, nullptr);
     together.arrive_and_wait();

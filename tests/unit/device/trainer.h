@@ -184,8 +184,15 @@ inline void expect_near(const std::vector<double>& norms, const std::vector<doub
   }
 }
 
+using Devices = std::vector<std::vector<std::string>>;  // by rank
+
+inline Devices on_host(Devices devices) {
+  for (auto& worker : devices) worker.assign(worker.size(), "cpu");
+  return devices;
+}
+
 struct TrainingJob {
-  std::vector<std::vector<std::string>> devices;        // by rank
+  Devices devices;
   std::vector<std::string> strategies = {"allreduce"};  // in turn, one each step
   int steps = 4;
   Settings settings = {};
