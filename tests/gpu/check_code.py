@@ -12,11 +12,14 @@ from typing import Iterator, Set, Tuple
 
 MAGIC = 0xBA55ED50
 KINDS = {1: "compute", 2: "sm"}
+CAPABILITY = 28  # offset of the compute capability in the header of a piece of code
+# Offsets in the header of ELF64: of e_shoff, and of e_shentsize, e_shnum and e_shstrndx, one after the other.
+SECTIONS, SECTION_COUNTS = 40, 58
 
 
 def section(library: bytes, wanted: bytes) -> bytes:
-    table, = struct.unpack_from("<Q", library, 40)
-    size, count, names = struct.unpack_from("<HHH", library, 58)
+    table, = struct.unpack_from("<Q", library, SECTIONS)
+    size, count, names = struct.unpack_from("<HHH", library, SECTION_COUNTS)
     headers = [struct.unpack_from("<IIQQQQ", library, table + i * size) for i in range(count)]
     text = headers[names][4]
     for name, _, _, _, offset, nbytes in headers:
@@ -37,7 +40,7 @@ def entries(fatbin: bytes) -> Iterator[Tuple[int, int]]:
         end = at + size
         while at < end:
             kind, _, header, size = struct.unpack_from("<HHIQ", fatbin, at)
-            yield kind, struct.unpack_from("<I", fatbin, at + 28)[0]
+            yield kind, struct.unpack_from("<I", fatbin, at + CAPABILITY)[0]
             at += header + size
 
 

@@ -55,13 +55,13 @@ def split(words):
     return commands
 
 
-def take_one(name, dsgd, commands, patience, processes):
+def lose_worker(name, dsgd, commands, limit, processes):
     """What is wrong; "" if nothing is. All that is started goes into `processes`."""
     count = len(commands)
     head = Process([dsgd, "head", "--listen", "127.0.0.1:0", "--num-workers", str(count), "--set", f"lease={LEASE}s",
                     "--set", "log_level=error"])  # so that its first line is the address
     processes["head"] = head
-    begin = time.monotonic() + patience
+    begin = time.monotonic() + limit
     address = head.line("127.0.0.1:", begin)
     if not address:
         return "the head did not begin"
@@ -73,7 +73,7 @@ def take_one(name, dsgd, commands, patience, processes):
     for process in (*others, victim):
         if not process.line('"epoch": 2,', begin):
             return "not all came to the second epoch"
-    said = [len(process.lines) for process in others]  # before the blow, which is no answer to it
+    said = [len(process.lines) for process in others]  # ignore lines printed before the signal
     os.kill(victim.process.pid, getattr(signal, f"SIG{name}"))
     hit = time.monotonic()
     wrong = []
@@ -91,7 +91,7 @@ def take_one(name, dsgd, commands, patience, processes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--begin", metavar="SECONDS", type=float, default=120, help="until all train, at most")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=120, help="time limit until all workers train (default 120)")
     parser.add_argument("signal", choices=("KILL", "STOP"))
     parser.add_argument("dsgd", help="the program")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="of each worker, with : in between; the signal goes to the last one")
@@ -102,7 +102,7 @@ def main():
     processes = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: cut off"))  # so that none is left, and what they have said is printed
     try:
-        wrong = take_one(options.signal, options.dsgd, commands, options.begin, processes)
+        wrong = lose_worker(options.signal, options.dsgd, commands, options.limit, processes)
     finally:
         for process in processes.values():
             process.process.kill()

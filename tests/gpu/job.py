@@ -20,7 +20,7 @@ def at_least_one(word):
     return number
 
 
-def output_of(command, patience):
+def output_of(command, limit):
     """Returns the exit status and the output of a command. Prints the output, also if the command takes too long."""
     with tempfile.TemporaryFile("w+", errors="replace") as file:
         def output():
@@ -28,18 +28,18 @@ def output_of(command, patience):
             return file.read()
 
         try:
-            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=patience).returncode
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=limit).returncode
         finally:
             print(output(), flush=True)
         return status, output()
 
 
-def run(says, workers, patience, command):
+def run(says, workers, limit, command):
     """Returns the digest that all workers have. If something is wrong, prints it and returns None."""
     try:
-        status, output = output_of(command, patience)
+        status, output = output_of(command, limit)
     except subprocess.TimeoutExpired:
-        print(f"FAILED: the job has not ended within {patience:g} s")
+        print(f"FAILED: the job has not ended within {limit:g} s")
         return None
     ends, wrong = [], []
     for line in output.splitlines():
@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--once-by-default", action="store_true", help="no second run without the environment variable TEST_ALL_CASES")
     parser.add_argument("--then", metavar="KEY=VALUE", help="make a second run, with this setting added")
     parser.add_argument("--says", metavar="TEXT", default="", help="text that must be in the output of each worker")
-    parser.add_argument("--patience", metavar="SECONDS", type=float, default=240, help="time limit of each run (default 240)")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=240, help="time limit of each run (default 240)")
     parser.add_argument("workers", type=at_least_one, help="number of workers")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="`dsgd run` with its arguments")
     options = parser.parse_args()
@@ -83,7 +83,7 @@ def main():
         commands.append([*options.command[:2], "--set", options.then, *options.command[2:]])
     elif not (options.once or options.once_by_default and not os.environ.get("TEST_ALL_CASES")):
         commands.append(options.command)
-    digests = [run(options.says, options.workers, options.patience, command) for command in commands]
+    digests = [run(options.says, options.workers, options.limit, command) for command in commands]
     if None in digests:
         return 1
     if digests[0] != digests[-1]:

@@ -1,9 +1,9 @@
-"""What a step calls of CUDA, from PyTorch's profiler, which sees the whole process: 161 tensors of ResNet-50 on one GPU.
+"""CUDA calls of a step, from PyTorch's profiler, which sees the whole process: 161 tensors of ResNet-50 on one GPU.
 
-trace.py [--steps N]                runs and traces; status 0: only what may be is called, 1: more is, 3: no GPU for PyTorch
+trace.py [--steps N]                runs and traces; status 0: all calls are allowed, 1: some are not, 3: no GPU for PyTorch
 trace.py --read TRACE [--steps N]   looks at a trace that was exported
 
-Prints the calls per step. A step may enqueue work, and ask; nothing in it may wait for the device, or make, take or give back anything.
+Prints the calls per step. A step may enqueue and query; it must not synchronize, allocate or free.
 PyTorch's profiler leaves out cudaEventCreate and cudaEventDestroy, with the calls that choose a device, and shows few of the driver's
 functions besides launches; that no event is made in a step is tested on the fake runtime.
 """

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device/backend.h"
 #include "core/device/cuda/nccl_functions.h"
 #include "tests/unit/device/fake_cuda.h"
 
@@ -23,16 +24,17 @@ namespace nccl = dsgd::device::cuda::nccl;
 
 namespace {
 
-enum class What : uint32_t { kAllReduce, kReduceScatter, kAllGather };
+using dsgd::device::Collective;
 
 // The descriptions that a rank sends of itself, and of a collective.
 struct Hello {
   int32_t rank, size;
 };
 struct Header {
-  What what;
+  Collective kind;
   uint32_t element;
   uint64_t count;
+  bool operator==(const Header&) const = default;
 };
 
 [[noreturn]] void misuse(const char* what) {
@@ -54,10 +56,10 @@ bool receive_all(int socket, void* data, size_t nbytes) {
 }
 
 size_t sent_elements(const Header& header, size_t ranks) {
-  return header.what == What::kReduceScatter ? header.count * ranks : header.count;
+  return header.kind == Collective::kReduceScatter ? header.count * ranks : header.count;
 }
 size_t received_elements(const Header& header, size_t ranks) {
-  return header.what == What::kAllGather ? header.count * ranks : header.count;
+  return header.kind == Collective::kAllGather ? header.count * ranks : header.count;
 }
 
 template <typename T>
@@ -79,11 +81,10 @@ bool serve_one(const std::vector<int>& ranks) {
     Header theirs{};
     if (!receive_all(ranks[r], &theirs, sizeof theirs)) return false;
     if (r == 0) header = theirs;
-    if (std::memcmp(&theirs, &header, sizeof header) != 0)
-      misuse("ranks have enqueued different collectives");
+    if (theirs != header) misuse("ranks have enqueued different collectives");
     part.resize(sent_elements(header, ranks.size()) * header.element);
     if (!receive_all(ranks[r], part.data(), part.size())) return false;
-    if (header.what == What::kAllGather || r == 0) {
+    if (header.kind == Collective::kAllGather || r == 0) {
       result.insert(result.end(), part.begin(), part.end());
     } else {
       header.element == 4 ? add<float>(&result, part) : add<double>(&result, part);
@@ -91,7 +92,7 @@ bool serve_one(const std::vector<int>& ranks) {
   }
   const size_t nbytes = received_elements(header, ranks.size()) * header.element;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    const size_t offset = header.what == What::kReduceScatter ? r * nbytes : 0;
+    const size_t offset = header.kind == Collective::kReduceScatter ? r * nbytes : 0;
     if (!send_all(ranks[r], result.data() + offset, nbytes)) return false;
   }
   return true;
@@ -145,10 +146,10 @@ struct Call {
 thread_local int depth = 0;
 thread_local std::vector<Call> calls;
 
-nccl::Result collective(What what, const void* sent, void* received, size_t count, nccl::DataType type,
+nccl::Result collective(Collective kind, const void* sent, void* received, size_t count, nccl::DataType type,
                         nccl::Comm comm, cudaStream_t stream) {
   if (depth == 0) misuse("a collective outside of a group");
-  calls.push_back({comm, {what, type == nccl::kFloat32 ? 4u : 8u, count}, sent, received, stream});
+  calls.push_back({comm, {kind, type == nccl::kFloat32 ? 4u : 8u, count}, sent, received, stream});
   return nccl::kSuccess;
 }
 
@@ -229,15 +230,15 @@ STAND_IN ncclGroupEnd(void) {
 }
 STAND_IN ncclAllReduce(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Operation,
                        nccl::Comm comm, cudaStream_t stream) {
-  return collective(What::kAllReduce, sent, received, count, type, comm, stream);
+  return collective(Collective::kAllReduce, sent, received, count, type, comm, stream);
 }
 STAND_IN ncclReduceScatter(const void* sent, void* received, size_t count, nccl::DataType type,
                            nccl::Operation, nccl::Comm comm, cudaStream_t stream) {
-  return collective(What::kReduceScatter, sent, received, count, type, comm, stream);
+  return collective(Collective::kReduceScatter, sent, received, count, type, comm, stream);
 }
 STAND_IN ncclAllGather(const void* sent, void* received, size_t count, nccl::DataType type, nccl::Comm comm,
                        cudaStream_t stream) {
-  return collective(What::kAllGather, sent, received, count, type, comm, stream);
+  return collective(Collective::kAllGather, sent, received, count, type, comm, stream);
 }
 __attribute__((visibility("default"))) const char* ncclGetErrorString(nccl::Result result) {
   return result == nccl::kRemoteError ? "remote process exited or there was a network error"
