@@ -76,11 +76,15 @@ class BackendDevice final : public Device, public std::enable_shared_from_this<B
   Status record_stream(DeviceEvent& event, void* stream) override;
   Status stream_wait(void* stream, DeviceEvent& event) override;
 
-  // Runs `call`, which frees something of the device, after all earlier ones. Waits for a limited time. The
-  // last one closes the device itself.
+  // Runs `call`, which frees something of the device, after all earlier ones. Waits for a limited time, and
+  // not at all if an earlier one is late. The last one closes the device itself.
   template <typename Call>
   void release(const Call& call) {
-    if (calls_.run(*limits_.hangs ? std::min(kAfterHang, limits_.release) : limits_.release, call)) return;
+    const bool hangs = *limits_.hangs;
+    const auto limit = calls_.late() ? std::chrono::nanoseconds()
+                       : hangs       ? std::min(kAfterHang, limits_.release)
+                                     : limits_.release;
+    if (calls_.run(limit, call)) return;
     *limits_.hangs = true;
     if (warned_.exchange(true) || !limits_.warn) return;
     limits_.warn(
@@ -126,8 +130,7 @@ Result<std::shared_ptr<void>> BackendDevice::memory(size_t nbytes, const Allocat
     made->data = data;
     made->status = std::move(status);
   };
-  // After a late call this one would only wait behind it.
-  if (!calls_.late()) (void)calls_.run(limits_.allocation, allocate_here);
+  (void)calls_.run(limits_.allocation, allocate_here);
   std::lock_guard lock(made->mutex);
   if (!made->ended) {
     made->given_up = true;
