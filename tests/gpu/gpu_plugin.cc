@@ -11,8 +11,8 @@
 namespace dsgd::device {
 namespace {
 
-// Ends the process if one test takes longer than DSGD_TEST_SECONDS (60; 0: no limit): a stream that waits for
-// ever holds up whatever synchronizes with the GPU.
+// Ends the process if one test takes longer than DSGD_TEST_SECONDS (120; 0: no limit): a stream that waits
+// for ever holds up whatever synchronizes with the GPU.
 class Watchdog final : public testing::EmptyTestEventListener {
  public:
   Watchdog() {
@@ -34,7 +34,7 @@ class Watchdog final : public testing::EmptyTestEventListener {
  private:
   void OnTestStart(const testing::TestInfo&) override { alarm(seconds_); }
   void OnTestEnd(const testing::TestInfo&) override { alarm(0); }
-  unsigned seconds_ = 60;
+  unsigned seconds_ = 120;
 };
 [[maybe_unused]] const auto* const watchdog = [] {
   auto* const made = new Watchdog;

@@ -32,8 +32,9 @@ GOALS = {
 SECONDS = {"host CPU time of a step with 161 tensors": 50e-6}  # goals for times: at most this
 WANTED = [*GOALS, *SECONDS, "step sgd", "step adamw"]  # of gpu_bench
 BESIDE = "device copy beside "  # the name of a limit that belongs to one row, and is shown in that row
-# Nothing is so much faster than a copy of as many bytes: a part of the work is missing, or something else was measured.
-IMPOSSIBLE = 1.15
+# Nothing is so much faster than a copy of as many bytes: a part of the work is missing, or something else was measured. Some
+# drivers copy within an H200 at 67 % of the memory's bandwidth (github.com/NVIDIA/cccl/issues/1672), and kernels reach more.
+IMPOSSIBLE = 1.5
 
 Rows = Dict[str, List[Tuple[float, float, str]]]  # by name and round: seconds, bytes, limit
 

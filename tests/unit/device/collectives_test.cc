@@ -406,7 +406,7 @@ TEST_F(GpuCollectives, AStreamHoldsUpNoOtherChannel) {
     HeldStream stream;
     stream.hold();
     auto held = reduced.begin(*session, {.channel = 1, .stream = stream});
-    for (int i = 0; i < 3; ++i) ok(wait_for(*session, other.begin(*session, {.timeout = 20s}, Mode::kWait)));
+    for (int i = 0; i < 3; ++i) ok(wait_for(*session, other.begin(*session, {.timeout = 5s}, Mode::kWait)));
     EXPECT_FALSE(held.value()->done());
     ASSERT_TRUE(stream.held());
     stream.release();
