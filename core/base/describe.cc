@@ -38,6 +38,8 @@ bool concerns_all_workers(Code code) {
   return code == Code::kAborted || code == Code::kMismatch || code == Code::kDiverged || code == Code::kTorn;
 }
 
+bool is_host_failure(const Status& why) { return why.operation() == kHostFailure; }
+
 bool listens_on_loopback(const transport::MemberInfo& member) {
   return !member.addresses.empty() && is_loopback(member.addresses.front());
 }

@@ -19,6 +19,9 @@ std::string describe_member(const transport::MemberInfo& member);
 int32_t rank_of(const std::vector<transport::MemberInfo>& members, const std::string& worker_id);
 // Returns whether a failure with this code concerns all workers, not only the one that reports it.
 bool concerns_all_workers(Code code);
+// Returns whether the host has reported this failure of its worker by dsgd_fail. Its operation tells.
+bool is_host_failure(const Status& why);
+inline constexpr char kHostFailure[] = "dsgd_fail";
 bool listens_on_loopback(const transport::MemberInfo& member);
 // Returns a clause that says why workers that run may not reach each other. `loopback`: one of them listens
 // on a loopback address.

@@ -166,7 +166,8 @@ Status FailureDetector::cause_from(const WorkerTable::Worker& sender, const Stat
                                    const std::string& prefix) const {
   const MemberInfo& from = sender.info;
   const int32_t head_rank = workers_.host() ? workers_.host()->rank : -1;
-  const bool names_head = why.code() == Code::kWorkerLost && why.rank() == head_rank;
+  // A host failure has the rank of the sender, maybe in an earlier view.
+  const bool names_head = why.code() == Code::kWorkerLost && why.rank() == head_rank && !is_host_failure(why);
   if (!names_head || workers_.is_host(sender.index())) return relayed_cause(from, why, prefix);
   if (const auto stop = own_stop(); stop > Duration{}) {
     return stopped_head(stop, describe_member(from) + " no longer waits for it: " + why.message());

@@ -309,6 +309,8 @@ struct Head::Impl {
     if (sender && leave.number < 0) {  // it has aborted before it learnt its number
       leave.number = sender->info.number;
       leave.view = workers.view();
+      if (job->options.views_change() && is_host_failure(leave.cause))
+        leave.cause = std::move(leave.cause).with_code(Code::kWorkerLost);
     }
     Result<Worker*> known = workers.check_sender(sender, leave.number, sender ? sender->joined : 0);
     if (!known.ok()) return respond(known.status());
@@ -346,7 +348,7 @@ struct Head::Impl {
       reply.departure_call = leave.departure_call;
       job->announce(std::move(reply));
     } else if (!leave.cause.ok()) {
-      const bool names_it = leave.cause.rank() == worker.info.rank;
+      const bool names_it = is_host_failure(leave.cause);
       job->worker_failed(
           worker, job->detector->cause_from(
                       worker, leave.cause, names_it ? "" : describe_member(worker.info) + " left the job: "));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "core/base/describe.h"
 #include "core/objects/objects.h"
 #include "core/session/session_impl.h"
 
@@ -156,25 +157,30 @@ bool Session::Impl::leave_job(const std::shared_ptr<std::atomic<bool>>& left, bo
 }
 
 Status Session::abort(const std::string& reason) {
-  return impl_->fail_by_host(Code::kAborted, "aborted the job", reason);
+  return impl_->fail_by_host("aborted the job", reason, "");
 }
 
 Status Session::fail(const std::string& reason) {
-  const bool others_go_on = impl_->views_change && impl_->membership == Impl::Membership::kJoined;
-  return impl_->fail_by_host(others_go_on ? Code::kWorkerLost : Code::kAborted, "failed", reason);
+  return impl_->fail_by_host("failed", reason, kHostFailure);
 }
 
-Status Session::Impl::fail_by_host(Code code, const std::string& event, const std::string& reason) {
+Status Session::Impl::fail_by_host(const std::string& event, const std::string& reason,
+                                   const std::string& operation) {
   HostCall call(*this, HostCall::kAlways);
   if (!call.status().ok()) return call.status();
   const bool joined = membership == Membership::kJoined;
   const std::string host = environment->host_name();
   const std::string who = (joined ? "rank " + std::to_string(rank) : "a worker that had not joined yet") +
                           " (host " + host + ", pid " + std::to_string(environment->process_id()) + ")";
-  const Status cause = Status(code, who + " " + event + ": " + (reason.empty() ? "no reason given" : reason))
-                           .with_rank(joined ? rank.load() : -1, host);
+  const Status cause =
+      Status(Code::kAborted, who + " " + event + ": " + (reason.empty() ? "no reason given" : reason))
+          .with_rank(joined ? rank.load() : -1, host)
+          .with_operation(operation);
   loop().post([this, cause] {
-    if (membership == Membership::kJoined) return engine().fail(cause, true);
+    if (membership == Membership::kJoined) {
+      const bool others_go_on = views_change && is_host_failure(cause);
+      return engine().fail(others_go_on ? Status(cause).with_code(Code::kWorkerLost) : cause, true);
+    }
     end_join(cause);
     worker->abort_join(cause);
   });

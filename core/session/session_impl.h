@@ -207,9 +207,9 @@ struct Session::Impl {
   // `may_wait`: for the last step to be final, and for the comparison of values.
   void leave(bool may_wait);
   bool has_failed();
-  // Fails the session, or ends joining, because the host has called `dsgd_abort` or `dsgd_fail`. `event`:
-  // what the worker did, for the message.
-  Status fail_by_host(Code code, const std::string& event, const std::string& reason);
+  // Fails the session, or ends joining, because the host has called dsgd_abort or dsgd_fail. `event`: for the
+  // message, "failed". `operation`: of the failure.
+  Status fail_by_host(const std::string& event, const std::string& reason, const std::string& operation);
   void wait_until_idle();
   void poll_idle();        // on the loop
   void await_last_step();  // as Engine::await_last_step(); sets closing_error

@@ -61,6 +61,7 @@ class Status {
 
   // Builders, for use where the error is made: return Status(...).with_rank(3, "node7");
   Status&& with_rank(int32_t rank, std::string host = {}) &&;
+  Status&& with_code(Code code) &&;
   Status&& with_operation(std::string operation) &&;
   Status&& with_parameter(std::string parameter) &&;
 

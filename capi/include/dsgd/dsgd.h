@@ -512,7 +512,8 @@ DSGD_API int32_t dsgd_abort(dsgd_session *session, const char *reason, dsgd_erro
  * worker is lost: the session fails with DSGD_ERR_WORKER_LOST and its own rank, and the others go on in a
  * view without it, as after the end of its process. The head need not wait for a `lease`. Otherwise, and
  * while the session is joining, this is dsgd_abort. `reason` (may be NULL) is in the errors and the log of
- * the other workers. The bindings make this call when an exception leaves their block. */
+ * the other workers, unless the head is away at that time (`head_state`). The bindings make this call when an
+ * exception leaves their block. */
 DSGD_API int32_t dsgd_fail(dsgd_session *session, const char *reason, dsgd_error **error);
 
 /* These return a non-negative number, or a negative code. */

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/base/describe.h"
 #include "tests/unit/membership/fakes.h"
 
 namespace dsgd {
@@ -437,6 +438,15 @@ TEST_F(HeadTest, AWorkerThatReceivesNothingFromTheHeadIsNamedItself) {
   EXPECT_THAT(news(1).message(),
               AllOf(HasSubstr("rank 2 (worker 'w2'"), HasSubstr("does not receive the head's"),
                     HasSubstr("the head at a:1"), HasSubstr("firewall")));
+}
+
+// Its cause has its rank of an earlier view, which may be the head's by now.
+TEST_F(HeadTest, AWorkerWhoseProgramFailsIsNamedByItsPresentRank) {
+  begin(0);
+  const std::string text = "rank 0 (host nodew2, pid 7) failed: the disk is full";
+  report(2, Status(Code::kWorkerLost, text).with_rank(0, "nodew2").with_operation(kHostFailure));
+  EXPECT_EQ(news(1).rank(), 2);
+  EXPECT_THAT(news(1).message(), testing::StartsWith(text));
 }
 
 TEST_F(HeadTest, OfWorkersThatCannotReachEachOtherTheOneInMostPairsIsNamed) {

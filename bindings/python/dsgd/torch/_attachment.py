@@ -465,20 +465,17 @@ def _device_of(trained: List[Any], wanted: Optional[str]) -> torch.device:
 
 
 def _check_configured(session: Session, device: torch.device) -> None:
-    """Refuses a module that is on none of the devices that the key `devices`, if it is set, gives this worker."""
-    own, count = session._devices, session._devices_per_worker
-    if own == "auto":
-        wrong = device.type == "cpu" and torch.cuda.is_available()
-    else:
-        entries = [entry.strip() for entry in own.split(",")]
-        if count > 0:
-            entries = entries[session.local_rank * count : (session.local_rank + 1) * count]
-        own = ", ".join(entries)
-        wrong = session._devices != "cpu" and str(device) not in entries
-    if wrong:
+    """Refuses a module that is on none of the devices that the key `devices`, if it names some, gives this worker."""
+    entries = [entry.strip() for entry in session._devices.split(",")]
+    if entries in (["cpu"], ["auto"]):
+        return
+    count = session._devices_per_worker
+    if count > 0 and not session._views_change:  # else local ranks change
+        entries = entries[session.local_rank * count : (session.local_rank + 1) * count]
+    if entries and str(device) not in entries:
         raise InvalidArgumentError(
-            f"the module is on {device}, but `devices` gives this worker {own}; move the module there first, for example "
-            'module.to(f"cuda:{session.local_rank}"), or do not set `devices`'
+            f"the module is on {device}, but `devices` gives this worker {', '.join(entries)}; move the module there first, "
+            f"module.to({entries[0]!r}), or do not set `devices`"
         )
 
 
