@@ -4,8 +4,8 @@
 // release may wait for the device. The caller limits their time (transport/bounded_calls.h), except that of
 // opening a device.
 //
-// Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Any thread, but one at a time
-// per queue.
+// Codes are those of dsgd.h (0 or negative); on failure `message` is filled. Where memory is short, functions
+// may throw std::bad_alloc, as the rest of core does. Any thread, but one at a time per queue.
 #pragma once
 
 #include <cstdint>

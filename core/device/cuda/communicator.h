@@ -1,6 +1,4 @@
-// Communicators of the table: NCCL, on a thread of their own. Its calls begin and have to be asked when they
-// are over, what is in flight has to be watched for the failure of others, and one thread has to abort all
-// that hangs.
+// The functions of the table for communicators. Each communicator has a thread (communicator_thread.h).
 #pragma once
 
 #include "core/device/backend.h"

@@ -1,5 +1,5 @@
-// A communicator: the thread that begins its work, in order, and looks for its end and for failures. NCCL's
-// calls do not block, and only this thread makes them.
+// A communicator. Its thread makes all calls of NCCL's, which do not block: it begins the work in order,
+// polls until it has completed, watches for failures, and aborts.
 #pragma once
 
 #include <chrono>
