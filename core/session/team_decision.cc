@@ -2,19 +2,14 @@
 
 #include <array>
 #include <map>
-#include <string>
 #include <utility>
+
+#include "core/device/nccl_version.h"
 
 namespace dsgd {
 namespace {
 
 using transport::WorkerGpus;
-
-// "2.28.9" for 22809.
-std::string version_text(int32_t version) {
-  return std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) + '.' +
-         std::to_string(version % 100);
-}
 
 // Returns why the workers of these ranks cannot be one team, else OK.
 Status obstacle(const std::vector<GpusOfWorker>& all, const std::vector<int32_t>& ranks) {
@@ -26,8 +21,8 @@ Status obstacle(const std::vector<GpusOfWorker>& all, const std::vector<int32_t>
     if (worker.version != version) {
       return Status(Code::kMismatch,
                     "rank " + std::to_string(first) + " and rank " + std::to_string(rank) +
-                        " have different versions of NCCL (" + version_text(version) + " and " +
-                        version_text(worker.version) +
+                        " have different versions of NCCL (" + device::nccl_version_text(version) + " and " +
+                        device::nccl_version_text(worker.version) +
                         "); use one on all workers: `nccl_library` names the library, but an "
                         "NCCL that the process has loaded, such as PyTorch's, comes before it")
           .with_rank(rank);

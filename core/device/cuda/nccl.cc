@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/device/cuda/context.h"
+#include "core/device/nccl_version.h"
 
 namespace dsgd::device::cuda {
 namespace {
@@ -27,11 +28,6 @@ struct Loaded {
   std::string description, why_not;
   int version = 0;
 };
-
-std::string version_text(int version) {
-  return std::to_string(version / 10000) + '.' + std::to_string(version / 100 % 100) + '.' +
-         std::to_string(version % 100);
-}
 
 // Where a function's library lies; "" where the loader does not say.
 std::string file_of(const void* function) {
@@ -96,21 +92,21 @@ void load(const std::string& path, Loaded* loaded) {
     }
   }
   if (!look_up(library, &loaded->functions, &missing)) {
-    loaded->why_not =
-        "the NCCL " + how + " has no " + missing + "; NCCL " + version_text(kOldest) + " or later is needed";
+    loaded->why_not = "the NCCL " + how + " has no " + missing + "; NCCL " + nccl_version_text(kOldest) +
+                      " or later is needed";
     return;
   }
   int version = 0;
   const nccl::Result result = loaded->functions.get_version(&version);
   const std::string file = file_of(reinterpret_cast<const void*>(loaded->functions.get_version));
   if (result != nccl::kSuccess || version < kOldest) {
-    loaded->why_not = "NCCL " + version_text(version) + " (" + file + ", " + how + ") is too old; NCCL " +
-                      version_text(kOldest) + " or later is needed";
+    loaded->why_not = "NCCL " + nccl_version_text(version) + " (" + file + ", " + how +
+                      ") is too old; NCCL " + nccl_version_text(kOldest) + " or later is needed";
     return;
   }
   own.library = nullptr;
   loaded->version = version;
-  loaded->description = "NCCL " + version_text(version) + " (" + file + ", " + how + ")";
+  loaded->description = "NCCL " + nccl_version_text(version) + " (" + file + ", " + how + ")";
 }
 
 std::mutex load_mutex;
