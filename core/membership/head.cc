@@ -348,10 +348,8 @@ struct Head::Impl {
       reply.departure_call = leave.departure_call;
       job->announce(std::move(reply));
     } else if (!leave.cause.ok()) {
-      const bool names_it = is_host_failure(leave.cause);
-      job->worker_failed(
-          worker, job->detector->cause_from(
-                      worker, leave.cause, names_it ? "" : describe_member(worker.info) + " left the job: "));
+      job->worker_failed(worker, job->detector->cause_from(worker, leave.cause,
+                                                           describe_member(worker.info) + " left the job: "));
     }
     workers.is_host(worker.index()) ? job->hold_answer_to_host(respond) : job->acknowledge(respond);
     job->end_if_done();

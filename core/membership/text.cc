@@ -65,8 +65,10 @@ Status append_to_message(const Status& why, const std::string& text) {
 }
 
 Status relayed_cause(const transport::MemberInfo& from, const Status& cause, const std::string& prefix) {
+  // Its message names the worker, and its rank may be that of an earlier view.
+  if (is_host_failure(cause)) return Status(cause).with_rank(from.rank, from.host);
   const Code code = cause.code() == Code::kClosed ? Code::kWorkerLost : cause.code();
-  const bool named = cause.rank() >= 0 && !is_host_failure(cause);  // which has the rank of an earlier view
+  const bool named = cause.rank() >= 0;
   return Status(code, prefix + cause.message())
       .with_rank(named ? cause.rank() : from.rank, named ? cause.host() : from.host)
       .with_operation(cause.operation())
