@@ -46,6 +46,20 @@ class JobTest {
     assertEquals(Set.of(0, 1, 2), ranks);
   }
 
+  /** Runs a worker whose body throws this exception, which then leaves run. */
+  private static void throwInRun(Config worker, IOException failure) {
+    assertSame(
+        failure,
+        assertThrows(
+            IOException.class,
+            () ->
+                Dsgd.run(
+                    worker,
+                    session -> {
+                      throw failure;
+                    })));
+  }
+
   @Test
   void anExceptionThatLeavesRunAbortsTheJob() throws Exception {
     try (Head head = Job.head(2);
@@ -56,17 +70,7 @@ class JobTest {
               () ->
                   assertThrows(DsgdException.class, () -> Dsgd.run(one, session -> session.barrier())));
       new Thread(waiting).start();
-      IOException failure = new IOException("no\0 data");
-      assertSame(
-          failure,
-          assertThrows(
-              IOException.class,
-              () ->
-                  Dsgd.run(
-                      other,
-                      session -> {
-                        throw failure;
-                      })));
+      throwInRun(other, new IOException("no\0 data"));
       DsgdException heard = waiting.get(60, TimeUnit.SECONDS);
       assertEquals(Status.ABORTED, heard.status());
       assertEquals(1, heard.rank());
@@ -97,14 +101,7 @@ class JobTest {
                 return size[0];
               });
       new Thread(staying).start();
-      assertThrows(
-          IOException.class,
-          () ->
-              Dsgd.run(
-                  other,
-                  session -> {
-                    throw new IOException("no data");
-                  }));
+      throwInRun(other, new IOException("no data"));
       assertEquals(1, staying.get(60, TimeUnit.SECONDS));
     }
   }
