@@ -80,10 +80,8 @@ class BackendDevice final : public Device, public std::enable_shared_from_this<B
   // not at all if an earlier one is late. The last one closes the device itself.
   template <typename Call>
   void release(const Call& call) {
-    const bool hangs = *limits_.hangs;
-    const auto limit = calls_.late() ? std::chrono::nanoseconds()
-                       : hangs       ? std::min(kAfterHang, limits_.release)
-                                     : limits_.release;
+    auto limit = *limits_.hangs ? std::min(kAfterHang, limits_.release) : limits_.release;
+    if (calls_.late()) limit = {};
     if (calls_.run(limit, call)) return;
     *limits_.hangs = true;
     if (warned_.exchange(true) || !limits_.warn) return;

@@ -337,7 +337,7 @@ void Step::deliver_values() {
   // The norm is a part of the step's result, so the step waits for it.
   const bool norm_is_due = state_.path.norms_on_device && !state_.path.norm_comes_first;
   if (!state_.request.wait_for_devices && !norm_is_due && !unordered) return end();
-  end_when_reached(norm_is_due);
+  end_when_queues_done(norm_is_due);
 }
 
 // No worker has data left. This may be the last step, so all values are compared. With the optimizer `none`
@@ -346,11 +346,11 @@ void Step::end_without_data() {
   const Status same =
       state_.model.optimizer->is_none() ? Status() : compare_replicas(state_.model, state_.rank(), name());
   if (!same.ok()) return on_device_failure_(same);  // fails the session, as a failed device does
-  const auto end_step = [this] { state_.request.wait_for_devices ? end_when_reached(false) : end(); };
+  const auto end_step = [this] { state_.request.wait_for_devices ? end_when_queues_done(false) : end(); };
   state_.mesh ? compare_values(end_step) : end_step();
 }
 
-void Step::end_when_reached(bool norm) {
+void Step::end_when_queues_done(bool norm) {
   devices_.when_queues_done(state_.request.deadline, step_.or_device_failure([this, norm] {
     if (norm) state_.result.gradient_norm = devices_.norm();
     end();

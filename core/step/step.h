@@ -154,7 +154,7 @@ class Step {
   void exchange_untrained();
   void deliver_values();
   void end_without_data();
-  void end_when_reached(bool norm);
+  void end_when_queues_done(bool norm);
   void end();
 
   // Failure and limits.

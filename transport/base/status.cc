@@ -93,7 +93,6 @@ Status&& Status::with_code(Code code) && {
   if (Detail* detail = own_detail()) detail->code = code;
   return std::move(*this);
 }
-
 Status&& Status::with_operation(std::string operation) && {
   if (Detail* detail = own_detail()) detail->operation = std::move(operation);
   return std::move(*this);

@@ -504,13 +504,13 @@ struct UpdateKernel : UpdateParts<Stored> {
 
 // X(kernel) for each kernel: to instantiate and to load them.
 // clang-format off
-#define DSGD_KERNELS_OF_SIZE(X, size)                                                                             \
-  X(SumKernel<float, size, false>) X(SumKernel<double, size, false>)                                              \
-  X(SumKernel<Float16, size, false>) X(SumKernel<Bfloat16, size, false>)                                          \
-  X(SumKernel<float, size, true>) X(SumKernel<double, size, true>)                                                \
-  X(SumKernel<Float16, size, true>) X(SumKernel<Bfloat16, size, true>)                                            \
-  X(SquareKernel<float, size>) X(SquareKernel<double, size>)                                                      \
-  X(UpdateKernel<float, size>) X(UpdateKernel<double, size>)                                                      \
+#define DSGD_KERNELS_OF_SIZE(X, size)                                                    \
+  X(SumKernel<float, size, false>) X(SumKernel<double, size, false>)                     \
+  X(SumKernel<Float16, size, false>) X(SumKernel<Bfloat16, size, false>)                 \
+  X(SumKernel<float, size, true>) X(SumKernel<double, size, true>)                       \
+  X(SumKernel<Float16, size, true>) X(SumKernel<Bfloat16, size, true>)                   \
+  X(SquareKernel<float, size>) X(SquareKernel<double, size>)                             \
+  X(UpdateKernel<float, size>) X(UpdateKernel<double, size>)                             \
   X(UpdateKernel<Float16, size>) X(UpdateKernel<Bfloat16, size>)
 // clang-format on
 #define DSGD_KERNELS(X) \
